@@ -1,0 +1,1 @@
+//! The embedded default of `lapse dev`: a private Postgres and an in-process broker.

@@ -1,0 +1,1 @@
+//! Windows, watermarks and hops: pure, tested on a virtual clock.

@@ -1,0 +1,1 @@
+//! Timers on Kafka keep their promises.

@@ -1,0 +1,1 @@
+//! The store keeps its promises, in Postgres and in memory alike.

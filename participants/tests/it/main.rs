@@ -1,0 +1,3 @@
+//! The reference shop keeps its promises on a real Postgres.
+
+mod database;

@@ -1,0 +1,3 @@
+//! Event v1.
+/// x
+pub struct OrderEvent;

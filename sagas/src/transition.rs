@@ -1,0 +1,520 @@
+//! The only way from one state of a saga to the next.
+//!
+//! Relies on its arguments alone: the same arguments give the same answer, retry jitter included. Every pair of state
+//! and event is either named here or refused. Never: decides what time it is.
+//!
+//! ```text
+//!  Taken ──Sending──► Sent ──Replied──► (settled: next step | skipped | compensating | …)
+//!    ▲ │                │  └─not_due──► Postponed ─┐
+//!    │ └─Deferred─► Deferred ─┐  └─failed, unknown─► Retrying ─┐
+//!    └────────────Due─────────┴────────────────────────────────┘     Due on Taken: take-over; Due on Sent: unknown
+//! ```
+
+use chrono::TimeDelta;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::Timestamp;
+use crate::definition::{Definition, OnExhausted, Step};
+use crate::duration::Span;
+use crate::event::{AlertRaised, Cause, Counter, Effect, Entry, Event, Refused};
+use crate::ids::StepId;
+use crate::outcome::{Outcome, error_class};
+use crate::state::{Active, Direction, Failure, Phase, Progress, State, Status};
+
+/// How long a coordinator may hold a taken saga before another one takes it over.
+pub const TAKEN_FOR: TimeDelta = TimeDelta::seconds(10);
+/// So many take-overs without an outcome in between are a crash loop: the saga parks.
+pub const MAX_TAKEOVERS: u32 = 10;
+/// Added to a step's time-out before a missing reply counts as unknown.
+pub const REPLY_GRACE: TimeDelta = TimeDelta::seconds(1);
+/// First delay after `not_due`; doubles up to [`POSTPONE_MAX`].
+const POSTPONE_FIRST: TimeDelta = TimeDelta::milliseconds(250);
+const POSTPONE_MAX: TimeDelta = TimeDelta::seconds(5);
+
+/// What an event makes of a state.
+///
+/// # Errors
+/// [`Refused`] if it changes nothing; the state is then as it was.
+pub fn transition(
+    definition: &Definition,
+    state: State,
+    event: Event,
+    now: Timestamp,
+) -> Result<(State, Vec<Effect>), Refused> {
+    let mut change = Change { definition, state, now, effects: Vec::new() };
+    match event {
+        Event::Due => change.due(),
+        Event::Sending { step } => change.sending(&step),
+        Event::Deferred { step, until, error } => change.deferred(&step, until, error),
+        Event::Replied { step, direction, attempt, outcome } => change.replied(&step, direction, attempt, outcome),
+        Event::CauseRaised { cause } => change.cause_raised(cause),
+        Event::Retry { actor, reason } => change.retry(actor, reason),
+        Event::Resolve { actor, reason } => change.resolve(actor, reason),
+    }?;
+    Ok((change.state, change.effects))
+}
+
+/// The first entry of every history: what started it. `event` is the producer's text, kept whole.
+pub fn started(state: &State, event: &Value) -> Entry {
+    Entry {
+        kind: "started".to_owned(),
+        step: None,
+        direction: None,
+        attempt: None,
+        state: state.status.name().to_owned(),
+        detail: json!({ "cause": state.cause, "event": event }),
+    }
+}
+
+struct Change<'a> {
+    definition: &'a Definition,
+    state: State,
+    now: Timestamp,
+    effects: Vec<Effect>,
+}
+
+type Changed = Result<(), Refused>;
+
+impl Change<'_> {
+    fn due(&mut self) -> Changed {
+        let due: Vec<(StepId, Active)> = self
+            .state
+            .active
+            .iter()
+            .filter(|(_, active)| active.wake_at <= self.now)
+            .map(|(step, active)| (step.clone(), active.clone()))
+            .collect();
+        if due.is_empty() {
+            return Err(Refused::Unchanged);
+        }
+        for (step, active) in due {
+            match active.phase {
+                Phase::Retrying | Phase::Postponed | Phase::Deferred => self.take(&step),
+                Phase::Taken => self.take_over(&step, active),
+                Phase::Sent => {
+                    let error = "timeout: no reply in time".to_owned();
+                    self.unanswered(&step, active, "timed_out", Outcome::Unknown { error });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, step: &StepId) {
+        let wake_at = self.now + TAKEN_FOR;
+        self.with_active(step, |active| {
+            active.phase = Phase::Taken;
+            active.wake_at = wake_at;
+        });
+    }
+
+    fn take_over(&mut self, step: &StepId, active: Active) {
+        let takeovers = active.takeovers + 1;
+        self.with_active(step, |active| active.takeovers = takeovers);
+        self.effects.push(Effect::Count(Counter::TakenOver));
+        if takeovers >= MAX_TAKEOVERS {
+            let error = format!("crash_loop: taken over {takeovers} times without an outcome");
+            self.park(step, active.direction, &error);
+        } else {
+            self.take(step);
+        }
+        self.note("taken_over", step, &active, json!({ "takeovers": takeovers }));
+    }
+
+    fn sending(&mut self, step: &StepId) -> Changed {
+        let active = self.open(step)?;
+        if !matches!(active.phase, Phase::Taken | Phase::Sent) {
+            return Err(self.illegal("sending what is not in hand"));
+        }
+        let wake_at = self.now + self.step(step).timeout.delta() + REPLY_GRACE;
+        let now = self.now;
+        self.with_active(step, |active| {
+            active.phase = Phase::Sent;
+            active.wake_at = wake_at;
+            active.first_sent_at.get_or_insert(now);
+        });
+        Ok(())
+    }
+
+    fn deferred(&mut self, step: &StepId, until: Timestamp, error: String) -> Changed {
+        let active = self.open(step)?;
+        if !matches!(active.phase, Phase::Taken | Phase::Sent) {
+            return Err(self.illegal("deferring what is not in hand"));
+        }
+        let since = active.deferred_since.unwrap_or(self.now);
+        if self.now - since >= self.definition.body.patience.delta() {
+            self.exhausted(step, active.direction, &error);
+        } else {
+            let wake_at = until.max(self.now);
+            self.with_active(step, |active| {
+                active.phase = Phase::Deferred;
+                active.wake_at = wake_at;
+                active.deferred_since = Some(since);
+                active.error = Some(error.clone());
+            });
+        }
+        self.note("deferred", step, &active, json!({ "error": error, "wake_at": self.wake_at(step) }));
+        Ok(())
+    }
+
+    fn replied(&mut self, step: &StepId, direction: Direction, attempt: u32, outcome: Outcome) -> Changed {
+        let stale = |why| Refused::Stale { step: step.clone(), attempt, why };
+        let Some(active) = self.state.active.get(step).cloned() else {
+            return Err(stale("the step is settled"));
+        };
+        if active.direction != direction {
+            return Err(stale("the step goes the other way by now"));
+        }
+        if !outcome.is_final() && (active.phase != Phase::Sent || active.attempt != attempt) {
+            return Err(stale("another attempt is current"));
+        }
+        let answered = Active { attempt, ..active };
+        match outcome {
+            Outcome::NotDue { until } if direction == Direction::Do => self.postponed(step, answered, until),
+            Outcome::Failed { .. } | Outcome::Unknown { .. } => self.unanswered(step, answered, "replied", outcome),
+            outcome => self.settled(step, answered, outcome),
+        }
+        Ok(())
+    }
+
+    /// A final answer, or one that makes no sense and parks the saga.
+    fn settled(&mut self, step: &StepId, answered: Active, outcome: Outcome) {
+        let detail = json!(outcome);
+        match (answered.direction, outcome) {
+            (Direction::Do, Outcome::Done { output }) => self.action_done(step, output),
+            (Direction::Do, Outcome::NotApplicable { reason }) => self.not_applicable(step, reason),
+            (Direction::Do, Outcome::Rejected { reason }) => self.rejected(step, &reason),
+            (Direction::Undo, Outcome::Done { .. } | Outcome::NotApplicable { .. }) => {
+                self.settle(step, Progress::Undone);
+                self.compensate_next();
+            }
+            (direction, outcome) => {
+                let words = outcome.error().unwrap_or("the answer makes no sense here").to_owned();
+                self.park(step, direction, &format!("{}: {words}", outcome.name()));
+                if matches!(outcome, Outcome::Rejected { .. }) {
+                    self.mark_answered();
+                }
+            }
+        }
+        self.note("replied", step, &answered, detail);
+    }
+
+    fn action_done(&mut self, step: &StepId, output: Value) {
+        self.settle(step, Progress::Done);
+        if let Some(record) = self.state.steps.get_mut(step) {
+            record.output = output;
+        }
+        self.go_on(step);
+    }
+
+    fn not_applicable(&mut self, step: &StepId, reason: String) {
+        self.settle(step, Progress::NotApplicable);
+        if self.state.any_step_done() {
+            self.go_on(step);
+        } else {
+            self.end(Status::Skipped { reason });
+        }
+    }
+
+    fn rejected(&mut self, step: &StepId, reason: &str) {
+        self.settle(step, Progress::Rejected);
+        self.give_up(step, Direction::Do, reason);
+        self.mark_answered();
+    }
+
+    fn mark_answered(&mut self) {
+        if let Some(failure) = &mut self.state.failure {
+            failure.answered = true;
+        }
+    }
+
+    /// The next step, or the end.
+    fn go_on(&mut self, step: &StepId) {
+        match self.definition.next_step(step) {
+            Some(next) => self.state.activate(next, Direction::Do, self.now),
+            None => self.end(Status::Completed),
+        }
+    }
+
+    fn postponed(&mut self, step: &StepId, answered: Active, until: Timestamp) {
+        let backoff = (POSTPONE_FIRST * (1 << answered.postponements.min(5))).min(POSTPONE_MAX);
+        let (phase, wake_at) = if answered.hurried {
+            (Phase::Taken, self.now + TAKEN_FOR)
+        } else {
+            (Phase::Postponed, until.max(self.now + backoff))
+        };
+        self.with_active(step, |active| {
+            active.phase = phase;
+            active.wake_at = wake_at;
+            active.hurried = false;
+            active.postponements += 1;
+            active.takeovers = 0;
+            active.deferred_since = None;
+            active.first_sent_at = None;
+        });
+        self.effects.push(Effect::Count(Counter::Postponed));
+        self.note("replied", step, &answered, json!({ "outcome": "not_due", "until": until, "wake_at": wake_at }));
+    }
+
+    /// `failed` or `unknown`: again after a delay, or exhausted.
+    fn unanswered(&mut self, step: &StepId, answered: Active, kind: &str, outcome: Outcome) {
+        let error = outcome.error().unwrap_or_default().to_owned();
+        if matches!(outcome, Outcome::Unknown { .. })
+            && let Some(record) = self.state.steps.get_mut(step)
+        {
+            record.maybe_applied = true;
+        }
+        let retries = &self.step(step).retries;
+        if answered.attempt > retries.max {
+            self.exhausted(step, answered.direction, &error);
+        } else {
+            let wake_at = self.now + retry_delay(&self.state, step, answered.attempt, &retries.delays);
+            self.with_active(step, |active| {
+                active.phase = Phase::Retrying;
+                active.attempt = answered.attempt + 1;
+                active.wake_at = wake_at;
+                active.takeovers = 0;
+                active.deferred_since = None;
+                active.error = Some(error.clone());
+            });
+            self.effects.push(Effect::Count(Counter::Retried));
+        }
+        let mut detail = json!(outcome);
+        if let (Value::Object(fields), Some(wake_at)) = (&mut detail, self.wake_at(step)) {
+            fields.insert("wake_at".to_owned(), json!(wake_at));
+        }
+        self.note(kind, step, &answered, detail);
+    }
+
+    fn exhausted(&mut self, step: &StepId, direction: Direction, error: &str) {
+        if direction == Direction::Undo {
+            return self.park(step, direction, error);
+        }
+        match self.definition.on_exhausted(self.step(step)) {
+            OnExhausted::Park => self.park(step, direction, error),
+            OnExhausted::Continue => {
+                self.settle_exhausted(step);
+                self.alert("continued", step, error);
+                self.go_on(step);
+            }
+            OnExhausted::Compensate => {
+                self.settle_exhausted(step);
+                self.give_up(step, direction, error);
+            }
+        }
+    }
+
+    /// Closes the step and keeps in mind that it may have been applied.
+    fn settle_exhausted(&mut self, step: &StepId) {
+        self.state.active.remove(step);
+        if let Some(record) = self.state.steps.get_mut(step) {
+            record.progress = Progress::Exhausted;
+        }
+    }
+
+    /// Undo everything, unless the point of no return lies behind.
+    fn give_up(&mut self, step: &StepId, direction: Direction, error: &str) {
+        if self.definition.is_after_pivot(step) {
+            return self.park(step, direction, error);
+        }
+        self.state.failure = Some(failure(step, direction, error));
+        self.state.status = Status::Compensating;
+        self.compensate_next();
+    }
+
+    /// The last step that was or may have been applied and can be undone; without one, compensated.
+    fn compensate_next(&mut self) {
+        let applied = |step: &Step| {
+            self.state.steps.get(&step.id).is_some_and(|record| {
+                record.progress == Progress::Done || (record.progress == Progress::Exhausted && record.maybe_applied)
+            })
+        };
+        let next = self.definition.body.steps.iter().rev().find(|step| step.compensation.is_some() && applied(step));
+        if let Some(step) = next {
+            return self.state.activate(&step.id, Direction::Undo, self.now);
+        }
+        if let Some(failure) = self.state.failure.clone() {
+            self.alert("compensated", &failure.step, &failure.message);
+        }
+        self.end(Status::Compensated);
+    }
+
+    fn park(&mut self, step: &StepId, direction: Direction, error: &str) {
+        self.state.failure = Some(failure(step, direction, error));
+        self.state.active.clear();
+        self.alert("parked", step, error);
+        self.end(Status::Parked);
+    }
+
+    fn end(&mut self, status: Status) {
+        let counter = match status {
+            Status::Completed => Some(Counter::Completed),
+            Status::Skipped { .. } => Some(Counter::Skipped),
+            Status::Compensated => Some(Counter::Compensated),
+            Status::Parked => Some(Counter::Parked),
+            Status::Running | Status::Compensating | Status::Resolved => None,
+        };
+        self.effects.extend(counter.map(Effect::Count));
+        self.effects.push(Effect::Ended(status.clone()));
+        self.state.status = status;
+    }
+
+    fn cause_raised(&mut self, cause: Cause) -> Changed {
+        if self.state.status != Status::Running {
+            return Err(Refused::Conflict { state: self.state.status.name() });
+        }
+        if cause <= self.state.cause {
+            return Err(Refused::Unchanged);
+        }
+        self.state.cause = cause;
+        let now = self.now;
+        for active in self.state.active.values_mut() {
+            match active.phase {
+                Phase::Postponed => active.wake_at = now,
+                Phase::Taken | Phase::Sent => active.hurried = true,
+                Phase::Retrying | Phase::Deferred => {}
+            }
+        }
+        self.note_saga("cause_raised", json!({ "cause": cause }));
+        Ok(())
+    }
+
+    fn retry(&mut self, actor: String, reason: String) -> Changed {
+        let from = self.state.status.clone();
+        match from {
+            Status::Parked => self.resume_parked()?,
+            Status::Compensated => {
+                self.state.run += 1;
+                self.state.steps.clear();
+                self.state.failure = None;
+                self.state.status = Status::Running;
+                self.state.activate(self.definition.first_step(), Direction::Do, self.now);
+            }
+            _ => return Err(Refused::Conflict { state: from.name() }),
+        }
+        self.effects.push(Effect::AlertSettled);
+        self.note_saga("retried", json!({ "actor": actor, "reason": reason, "run": self.state.run }));
+        Ok(())
+    }
+
+    /// Same step, same direction; what is done stays done. The command id is new only where the participant has
+    /// answered the old one finally: it would answer the same again.
+    fn resume_parked(&mut self) -> Changed {
+        let Some(failure) = self.state.failure.take() else {
+            return Err(self.illegal("parked without a failure"));
+        };
+        self.state.run += 1;
+        let run = self.state.run;
+        self.state.activate(&failure.step, failure.direction, self.now);
+        let Some(record) = self.state.steps.get_mut(&failure.step) else {
+            return Err(self.illegal("parked at a step that was never sent"));
+        };
+        match failure.direction {
+            Direction::Do => {
+                record.progress = Progress::Open;
+                self.state.status = Status::Running;
+                if failure.answered {
+                    record.run = run;
+                }
+            }
+            Direction::Undo => {
+                self.state.status = Status::Compensating;
+                if failure.answered {
+                    record.undo_run = Some(run);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn resolve(&mut self, actor: String, reason: String) -> Changed {
+        if !matches!(self.state.status, Status::Parked | Status::Compensated) {
+            return Err(Refused::Conflict { state: self.state.status.name() });
+        }
+        self.state.status = Status::Resolved;
+        self.effects.push(Effect::AlertSettled);
+        self.effects.push(Effect::Ended(Status::Resolved));
+        self.note_saga("resolved", json!({ "actor": actor, "reason": reason }));
+        Ok(())
+    }
+
+    fn settle(&mut self, step: &StepId, progress: Progress) {
+        self.state.active.remove(step);
+        if let Some(record) = self.state.steps.get_mut(step) {
+            record.progress = progress;
+            record.maybe_applied = false;
+        }
+    }
+
+    fn open(&self, step: &StepId) -> Result<Active, Refused> {
+        self.state.active.get(step).cloned().ok_or_else(|| self.illegal("the step is not open"))
+    }
+
+    fn illegal(&self, what: &'static str) -> Refused {
+        Refused::Illegal { state: self.state.status.name(), what }
+    }
+
+    /// A step that is open was put there from this definition.
+    fn step(&self, step: &StepId) -> &'_ Step {
+        self.definition.step(step).expect("open steps come from the definition the saga started with")
+    }
+
+    fn wake_at(&self, step: &StepId) -> Option<Timestamp> {
+        self.state.active.get(step).map(|active| active.wake_at)
+    }
+
+    fn with_active(&mut self, step: &StepId, change: impl FnOnce(&mut Active)) {
+        if let Some(active) = self.state.active.get_mut(step) {
+            change(active);
+        }
+    }
+
+    fn alert(&mut self, kind: &str, step: &StepId, error: &str) {
+        self.effects.push(Effect::Alert(AlertRaised {
+            kind: kind.to_owned(),
+            step: step.clone(),
+            class: error_class(error),
+            message: error.to_owned(),
+        }));
+    }
+
+    fn note(&mut self, kind: &str, step: &StepId, active: &Active, detail: Value) {
+        self.effects.push(Effect::History(Entry {
+            kind: kind.to_owned(),
+            step: Some(step.clone()),
+            direction: Some(active.direction),
+            attempt: Some(active.attempt),
+            state: self.state.status.name().to_owned(),
+            detail,
+        }));
+    }
+
+    fn note_saga(&mut self, kind: &str, detail: Value) {
+        self.effects.push(Effect::History(Entry {
+            kind: kind.to_owned(),
+            step: None,
+            direction: None,
+            attempt: None,
+            state: self.state.status.name().to_owned(),
+            detail,
+        }));
+    }
+}
+
+fn failure(step: &StepId, direction: Direction, error: &str) -> Failure {
+    Failure { step: step.clone(), direction, class: error_class(error), message: error.to_owned(), answered: false }
+}
+
+/// The delay before attempt + 1: the configured one, less up to half of it by a hash of saga, step and attempt.
+fn retry_delay(state: &State, step: &StepId, attempt: u32, delays: &[Span]) -> TimeDelta {
+    let at = (attempt.saturating_sub(1) as usize).min(delays.len().saturating_sub(1));
+    let delay_ms = delays.get(at).map_or(1_000, |delay| delay.as_millis());
+    let digest = Sha256::new()
+        .chain_update(state.saga_id.0.as_bytes())
+        .chain_update(step.as_str())
+        .chain_update(attempt.to_be_bytes())
+        .finalize();
+    let share = u64::from(u16::from_be_bytes([digest[0], digest[1]]));
+    Span::from_millis(delay_ms - (delay_ms / 2) * share / u64::from(u16::MAX)).delta()
+}
