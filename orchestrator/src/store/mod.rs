@@ -10,8 +10,15 @@ use lapse_participants::kit::{OrderKey, Overdue};
 use lapse_sagas::{Cause, Definition, DefinitionHash, Effect, SagaId, State, Timestamp};
 use serde_json::Value;
 
+pub mod consequence;
+pub mod db;
+pub mod history;
 pub mod memory;
 pub mod pg;
+#[cfg(feature = "planted")]
+mod plant;
+pub mod schema;
+mod text;
 
 /// One saga as stored and as held in memory by whoever drives it. `version` and `history` are the fence.
 #[derive(Clone, Debug, PartialEq)]
@@ -273,10 +280,15 @@ pub trait Store: Send + Sync + 'static {
     async fn claim_alerts(&self, limit: u32) -> Result<Vec<AlertDue>, Error>;
 
     /// How overdue orders stand under a definition.
-    async fn standing(&self, definition: &str, orders: &[OrderKey]) -> Result<Vec<Standing>, Error>;
+    async fn standing(&self, definition: &str, orders: &[OrderKey])
+    -> Result<Vec<Standing>, Error>;
 
     /// Raises an `unresolved` alert for orders that a closed saga left unpaid and uncancelled.
-    async fn alert_unresolved(&self, definition: &str, orders: &[(SagaId, Overdue)]) -> Result<(), Error>;
+    async fn alert_unresolved(
+        &self,
+        definition: &str,
+        orders: &[(SagaId, Overdue)],
+    ) -> Result<(), Error>;
 
     /// Adds to counters of this minute that belong to no saga: `dropped_paid`, `duplicate`, `dead_letter`.
     async fn count(&self, definition: &str, counter: &str, by: i64) -> Result<(), Error>;
@@ -292,7 +304,9 @@ pub enum Error {
     #[error("postgres was too slow: {0}")]
     Slow(String),
     /// A definition of the same name and version has another content.
-    #[error("definition {name} version {version} is already deployed with other content; raise its version")]
+    #[error(
+        "definition {name} version {version} is already deployed with other content; raise its version"
+    )]
     VersionTaken {
         /// The name.
         name: String,
