@@ -4,3 +4,5 @@
 //! tables (schema `shop`, own migrations). Never: touches the coordinator's tables, or knows a transport.
 
 pub mod kit;
+pub mod order;
+pub mod stock;

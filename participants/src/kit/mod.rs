@@ -2,6 +2,9 @@
 //!
 //! Relies on [`lapse_sagas`] for the words. Never: retries, or decides what happens next; that is the coordinator's.
 
+pub mod barrier;
+pub mod db;
+
 use async_trait::async_trait;
 use lapse_sagas::{Cause, CommandId, Direction, Outcome, SagaId, StepId, Timestamp};
 use serde::{Deserialize, Serialize};
