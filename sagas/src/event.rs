@@ -59,7 +59,8 @@ pub enum Event {
         /// Why, for people.
         error: String,
     },
-    /// A participant answered, or the call ended without a usable answer ([`Outcome::Unknown`]).
+    /// A participant answered, or the call ended without a usable answer ([`Outcome::Unknown`]). Whoever reads the
+    /// reply has compared its command id with [`crate::State::command_id`]: another id is another run's, and stale.
     Replied {
         /// Which step.
         step: StepId,
@@ -70,7 +71,7 @@ pub enum Event {
         /// The answer.
         outcome: Outcome,
     },
-    /// A buyer or an operator wants it now.
+    /// The saga was asked for again. A buyer or an operator wants it now; a timeout or a sweep changes nothing.
     CauseRaised {
         /// The new cause.
         cause: Cause,

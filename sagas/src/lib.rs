@@ -11,15 +11,17 @@ pub mod expression;
 pub mod ids;
 pub mod order_event;
 pub mod outcome;
+pub mod routing;
 pub mod state;
 pub mod transition;
 
-pub use definition::Definition;
+pub use definition::{Definition, Problem};
 pub use duration::Span;
 pub use event::{Cause, Effect, Event, Refused};
 pub use ids::{CommandId, DefinitionHash, SagaId, StepId};
-pub use order_event::OrderEvent;
+pub use order_event::{BadEvent, OrderEvent};
 pub use outcome::Outcome;
+pub use routing::{overlaps, route};
 pub use state::{Active, Direction, Phase, State, Status};
 pub use transition::transition;
 
