@@ -72,6 +72,9 @@ pub trait Bus: Send + Sync + 'static {
     /// watermark. The sweep runs at once when so.
     fn take_suspicion(&self) -> bool;
 
+    /// Commits what is done and leaves the group; nothing comes out afterwards.
+    async fn close(&self);
+
     /// Whether records are being received: assigned and polled lately.
     fn is_ready(&self) -> bool;
 }

@@ -4,7 +4,19 @@
 //! one order (ARCHITECTURE.md): [`kafka`] → [`timer`] → intake → [`store`] → executor → participants → store → relay.
 
 pub mod bus;
+//pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod coordinator;
+pub mod definitions;
+pub mod executor;
 pub mod dev;
+pub mod http;
+pub mod intake;
 pub mod kafka;
+pub mod metrics;
+pub mod relay;
 pub mod store;
+//pub mod service;
+pub mod sweep;
 pub mod timer;

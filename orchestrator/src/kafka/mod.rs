@@ -1,1 +1,3 @@
 //! The only code that speaks to Kafka.
+
+pub fn describe_metrics() {}
