@@ -20,3 +20,4 @@ pub mod store;
 //pub mod service;
 pub mod sweep;
 pub mod timer;
+pub mod verify;

@@ -15,12 +15,14 @@ use crate::config::{self, Config, LogFormat};
 use crate::store;
 
 mod answer;
+mod look;
 mod migrate;
 mod run;
 mod shop;
 mod start;
 mod topics;
 mod validate;
+mod verify;
 
 /// Cancels orders that were not paid in time and gives back what they held.
 #[derive(Parser)]
@@ -67,6 +69,15 @@ enum Command {
     Validate(validate::Args),
     /// Start a saga now, or hurry the one that is there.
     Start(start::Args),
+    /// List sagas, newest first.
+    List(look::List),
+    /// Tell the story of a saga or an order.
+    Show(look::Show),
+    /// List or acknowledge alerts.
+    #[command(subcommand)]
+    Alerts(look::Alerts),
+    /// Recompute from the tables that nothing is lost, doubled, early, cancelled after paid, or forgotten.
+    Verify(verify::Args),
     /// Work the reference shop.
     #[command(subcommand)]
     Shop(shop::Command),
@@ -144,6 +155,10 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Command::Topics(command) => topics::run(context, command).await,
         Command::Validate(args) => validate::run(&context, &args),
         Command::Start(args) => start::run(context, args).await,
+        Command::List(args) => look::list(context, args).await,
+        Command::Show(args) => look::show(context, args).await,
+        Command::Alerts(command) => look::alerts(context, command).await,
+        Command::Verify(args) => verify::run(context, args).await,
         Command::Shop(command) => shop::run(context, command).await,
     }
 }
