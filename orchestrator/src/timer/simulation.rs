@@ -137,7 +137,7 @@ impl Run {
 
     fn read(&mut self) {
         for partition in self.partitions.values_mut() {
-            while partition.read < partition.log.len() && partition.window.room() > 0 {
+            while partition.read < partition.log.len() && !partition.window.is_full() {
                 let timer = partition.log[partition.read].clone();
                 let offset = i64::try_from(partition.read).expect("small");
                 assert_eq!(partition.watermark.receive(offset, ()), Receipt::InOrder);

@@ -17,6 +17,13 @@ pub struct Limits {
     pub bytes: usize,
 }
 
+impl Limits {
+    /// Whether either of them is used up.
+    pub fn is_none(&self) -> bool {
+        self.records == 0 || self.bytes == 0
+    }
+}
+
 /// A record with its place in a heap.
 #[derive(Clone, Debug)]
 pub struct Held<R> {
@@ -50,13 +57,18 @@ impl<R> Window<R> {
         }
     }
 
-    /// How many more records may be read now; none once either limit is reached. One record is always let in, so that
-    /// a single large one can't block its partition.
-    pub fn room(&self) -> usize {
-        if self.bytes >= self.limits.bytes && self.records > 0 {
-            return 0;
+    /// How much more may be read now. The record that passes the limit of bytes is still let in, so that a single large
+    /// one can't block its partition.
+    pub fn room(&self) -> Limits {
+        Limits {
+            records: self.limits.records.saturating_sub(self.records),
+            bytes: self.limits.bytes.saturating_sub(self.bytes),
         }
-        self.limits.records.saturating_sub(self.records)
+    }
+
+    /// Whether nothing may be read.
+    pub fn is_full(&self) -> bool {
+        self.room().is_none()
     }
 
     /// Counts a new record in.
@@ -177,18 +189,23 @@ mod tests {
             records: 2,
             bytes: 100,
         });
-        assert_eq!(window.room(), 2);
-        window.admit(500);
         assert_eq!(
             window.room(),
-            0,
+            Limits {
+                records: 2,
+                bytes: 100
+            }
+        );
+        window.admit(500);
+        assert!(
+            window.is_full(),
             "bytes are used up, though the record was let in"
         );
         window.release(500);
         window.admit(10);
         window.admit(10);
-        assert_eq!(window.room(), 0, "records are used up");
+        assert!(window.is_full(), "records are used up");
         window.release(10);
-        assert_eq!(window.room(), 1);
+        assert_eq!(window.room().records, 1);
     }
 }
