@@ -57,12 +57,12 @@ pub struct Kafka {
     /// Static membership: unique per process and the same after its restart. Default: host name and HTTP port.
     pub instance_id: String,
     /// Memory for prefetched and waiting records of all partitions together.
-    pub memory_mb: u32,
+    pub memory_mb: u64,
     /// Delays of the buckets, ascending.
     pub buckets: Vec<Span>,
     /// Partitions of topics that `lapse topics create` makes.
     pub partitions: i32,
-    /// Replicas of them.
+    /// Replicas of them; -1: the brokers' default.
     pub replication: i32,
     /// More settings for librdkafka, as it names them (`security.protocol`, …).
     pub properties: BTreeMap<String, String>,
@@ -154,10 +154,10 @@ impl Default for Kafka {
             prefix: "lapse.".to_owned(),
             group: "lapse".to_owned(),
             instance_id: String::new(),
-            memory_mb: 64,
+            memory_mb: 256,
             buckets: delays.iter().filter_map(|delay| delay.parse().ok()).collect(),
             partitions: 8,
-            replication: 1,
+            replication: -1,
             properties: BTreeMap::new(),
         }
     }
@@ -284,6 +284,21 @@ impl Config {
         }
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "lapse".to_owned());
         format!("{}-{}", host.trim(), self.http.listen.port())
+    }
+
+    /// What the timers need to know.
+    pub fn kafka_settings(&self) -> crate::kafka::Settings {
+        crate::kafka::Settings {
+            brokers: self.kafka.brokers.clone(),
+            prefix: self.kafka.prefix.clone(),
+            group: self.kafka.group.clone(),
+            instance_id: Some(self.instance_id()),
+            memory_mb: self.kafka.memory_mb,
+            buckets: self.kafka.buckets.clone(),
+            partitions: self.kafka.partitions,
+            replication: self.kafka.replication,
+            extra: self.kafka.properties.clone(),
+        }
     }
 
     /// Where the shop's tables are.

@@ -4,7 +4,7 @@
 //! one order (ARCHITECTURE.md): [`kafka`] → [`timer`] → intake → [`store`] → executor → participants → store → relay.
 
 pub mod bus;
-//pub mod cli;
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod coordinator;
@@ -17,7 +17,7 @@ pub mod kafka;
 pub mod metrics;
 pub mod relay;
 pub mod store;
-//pub mod service;
+pub mod service;
 pub mod sweep;
 pub mod timer;
 pub mod verify;

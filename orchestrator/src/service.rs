@@ -11,14 +11,14 @@ use lapse_participants::fault::Faulty;
 use lapse_participants::kit::{OrderOwner, Participant};
 use lapse_participants::order::Orders;
 use lapse_participants::stock::Stock;
-use lapse_sagas::{Definition, Timestamp};
+use lapse_sagas::Definition;
 use metrics_exporter_prometheus::PrometheusHandle;
 use sqlx::postgres::{PgConnectOptions, PgPool};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::bus::Bus;
+use crate::bus::{self, Bus};
 use crate::clock::{Anchored, Clock};
 use crate::config::Config;
 use crate::coordinator::{Coordinator, DRAIN_WITHIN, Parts};
@@ -26,7 +26,7 @@ use crate::definitions::Definitions;
 use crate::executor::Participants;
 use crate::http;
 use crate::intake;
-use crate::kafka::{self, KafkaBus};
+use crate::kafka::KafkaBus;
 use crate::store::Store;
 use crate::store::db::Db;
 use crate::store::pg::PgStore;
@@ -163,8 +163,8 @@ fn participants(config: &Config) -> anyhow::Result<Participants> {
         let pool = shop_database(config)?;
         let orders = Orders::new(pool.clone());
         let owner: Arc<dyn OrderOwner> = Arc::new(orders.clone());
-        let orders: Arc<dyn Participant> = Arc::new(Faulty::new(pool.clone(), orders));
-        let stock: Arc<dyn Participant> = Arc::new(Faulty::new(pool.clone(), Stock::new(pool)));
+        let orders: Arc<dyn Participant> = Arc::new(Faulty::new(orders, pool.clone()));
+        let stock: Arc<dyn Participant> = Arc::new(Faulty::new(Stock::new(pool.clone()), pool));
         participants.owners.insert("orders".to_owned(), owner);
         participants.operations.insert("orders".to_owned(), orders);
         participants.operations.insert("stock".to_owned(), stock);
@@ -173,15 +173,15 @@ fn participants(config: &Config) -> anyhow::Result<Participants> {
 }
 
 fn start_bus(config: &Config, clock: &Arc<Anchored>, definitions: &Arc<Definitions>) -> anyhow::Result<KafkaBus> {
-    let now: Arc<dyn Fn() -> Timestamp + Send + Sync> = {
+    let now: bus::Clock = {
         let clock = clock.clone();
         Arc::new(move || clock.now())
     };
     let definitions = definitions.clone();
-    let due_time: kafka::DueTime = Arc::new(move |value, bucket, appended_at, now| {
+    let due_time: bus::DueTime = Arc::new(move |value, bucket, appended_at, now| {
         intake::due_time(&definitions, value, bucket, appended_at, now)
     });
-    KafkaBus::start(config.kafka_settings(), due_time, now).context("start the timers on Kafka")
+    KafkaBus::start(&config.kafka_settings(), due_time, now).context("start the timers on Kafka")
 }
 
 async fn keep_time(clock: Arc<Anchored>, stop: CancellationToken) {

@@ -51,9 +51,11 @@ pub fn router(site: Site) -> Router {
 /// Ready: the database answers and records are being received.
 async fn readyz(State(site): State<Site>) -> Response {
     let postgres = site.store.now().await.is_ok();
-    let kafka = site.bus.is_ready();
-    let status = if postgres && kafka { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, axum::Json(json!({ "ready": postgres && kafka, "postgres": postgres, "kafka": kafka }))).into_response()
+    let trouble = site.bus.trouble();
+    let ready = postgres && trouble.is_none();
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let kafka = trouble.unwrap_or_else(|| "ok".to_owned());
+    (status, axum::Json(json!({ "ready": ready, "postgres": postgres, "kafka": kafka }))).into_response()
 }
 
 async fn metrics(State(site): State<Site>) -> Response {
