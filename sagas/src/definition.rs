@@ -168,7 +168,10 @@ pub enum OnExhausted {
 impl Default for Retries {
     /// 1 s, 4 s, 16 s.
     fn default() -> Self {
-        Retries { max: three(), delays: default_delays() }
+        Retries {
+            max: three(),
+            delays: default_delays(),
+        }
     }
 }
 
@@ -201,7 +204,11 @@ impl Definition {
         let body = reading::read(file, text).map_err(|problem| vec![problem])?;
         let findings = validation::check(&body);
         let (errors, warnings) = place::locate(file, text, findings);
-        if errors.is_empty() { Ok(Definition::new(text, body, warnings)) } else { Err(errors) }
+        if errors.is_empty() {
+            Ok(Definition::new(text, body, warnings))
+        } else {
+            Err(errors)
+        }
     }
 
     /// Reads a definition that was checked when it was loaded, such as the stored one of a running saga. Rules that
@@ -213,14 +220,23 @@ impl Definition {
         let file = "stored definition";
         let body = reading::read(file, text)?;
         if body.steps.is_empty() {
-            return Err(Problem::of_file(file, "D013", "a saga needs at least one step"));
+            return Err(Problem::of_file(
+                file,
+                "D013",
+                "a saga needs at least one step",
+            ));
         }
         Ok(Definition::new(text, body, Vec::new()))
     }
 
     fn new(text: &str, body: Body, warnings: Vec<Problem>) -> Definition {
         let hash = DefinitionHash::from(hex::encode(Sha256::digest(text)).as_str());
-        Definition { hash, text: text.into(), body, warnings }
+        Definition {
+            hash,
+            text: text.into(),
+            body,
+            warnings,
+        }
     }
 
     /// The name.
@@ -241,12 +257,19 @@ impl Definition {
 
     /// A step by its id.
     pub fn step(&self, step: &StepId) -> Option<&Step> {
-        self.body.steps.iter().find(|candidate| candidate.id == *step)
+        self.body
+            .steps
+            .iter()
+            .find(|candidate| candidate.id == *step)
     }
 
     /// What happens when this step's retries are used up.
     pub fn on_exhausted(&self, step: &Step) -> OnExhausted {
-        let default = if self.is_after_pivot(&step.id) { OnExhausted::Park } else { OnExhausted::Compensate };
+        let default = if self.is_after_pivot(&step.id) {
+            OnExhausted::Park
+        } else {
+            OnExhausted::Compensate
+        };
         step.on_exhausted.unwrap_or(default)
     }
 
@@ -257,14 +280,25 @@ impl Definition {
     }
 
     fn position(&self, step: &StepId) -> Option<usize> {
-        self.body.steps.iter().position(|candidate| candidate.id == *step)
+        self.body
+            .steps
+            .iter()
+            .position(|candidate| candidate.id == *step)
     }
 }
 
 impl Body {
     fn is_after_pivot(&self, at: usize) -> bool {
-        let retriable = self.steps.get(at).is_some_and(|step| step.kind == Kind::Retriable);
-        retriable || self.steps.iter().take(at).any(|step| step.kind == Kind::Pivot)
+        let retriable = self
+            .steps
+            .get(at)
+            .is_some_and(|step| step.kind == Kind::Retriable);
+        retriable
+            || self
+                .steps
+                .iter()
+                .take(at)
+                .any(|step| step.kind == Kind::Pivot)
     }
 }
 
@@ -281,7 +315,10 @@ impl Step {
 impl Trigger {
     /// The delay of an order type, if it starts this saga.
     pub fn delay(&self, order_type: &str) -> Option<Span> {
-        self.order_types.get(order_type).or(self.other_order_types.as_ref()).map(|delay| delay.delay)
+        self.order_types
+            .get(order_type)
+            .or(self.other_order_types.as_ref())
+            .map(|delay| delay.delay)
     }
 
     /// Whether an event of this type starts this saga; an event without a type does.

@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::Timestamp;
 use crate::ids::StepId;
 use crate::outcome::Outcome;
 use crate::state::{Direction, Status};
-use crate::Timestamp;
 
 /// Why a saga was started. Ordered: a later start may raise the cause, never lower it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]

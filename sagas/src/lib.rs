@@ -1,6 +1,6 @@
 //! The saga state machine of Lapse, without any effect of its own.
 //!
-//! For: definitions (what a saga does), [`State`] (how far one instance is) and [`transition`] (the only way from one
+//! For: definitions (what a saga does), [`State`] (how far one instance is) and [`transition()`] (the only way from one
 //! state to the next). Relies on nothing but its arguments: no async, no I/O, no clock, no randomness; the time is a
 //! parameter and the manifest is the proof. Never: sends a command, writes a row, or asks what time it is.
 

@@ -59,7 +59,10 @@ pub struct BadEvent {
 
 impl BadEvent {
     pub(crate) fn new(reason: &'static str, detail: impl Into<String>) -> BadEvent {
-        BadEvent { reason, detail: detail.into() }
+        BadEvent {
+            reason,
+            detail: detail.into(),
+        }
     }
 }
 
@@ -73,8 +76,9 @@ impl OrderEvent {
     pub fn parse(value: &[u8]) -> Result<OrderEvent, BadEvent> {
         let text = json::text(value)?;
         let fields = json::object(text)?;
-        let order_id = identifier(&fields, text, "order_id", "bad_order_id")?
-            .ok_or_else(|| BadEvent::new("missing_order_id", "an event names its order in order_id"))?;
+        let order_id = identifier(&fields, text, "order_id", "bad_order_id")?.ok_or_else(|| {
+            BadEvent::new("missing_order_id", "an event names its order in order_id")
+        })?;
         Ok(OrderEvent {
             order_id,
             order_type: name(&fields, "order_type", "bad_order_type")?,
@@ -94,7 +98,14 @@ impl OrderEvent {
     /// `missing_order_type`.
     pub fn starting_order_type(&self) -> Result<&str, BadEvent> {
         let words = "an event that starts a saga names the order's type in order_type";
-        self.order_type.as_deref().ok_or_else(|| BadEvent::new("missing_order_type", words))
+        self.order_type
+            .as_deref()
+            .ok_or_else(|| BadEvent::new("missing_order_type", words))
+    }
+
+    /// Whether the event has a due time of its own.
+    pub fn has_due_time(&self) -> bool {
+        self.due.is_some()
     }
 
     /// When the order falls due: the event's own due time, else `delay` after it occurred.
@@ -135,14 +146,26 @@ fn identifier(
         Some(Value::Number(_)) => {
             let digits = json::number_text(text, field);
             let whole = digits.filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
-            let whole = whole.ok_or_else(|| BadEvent::new(reason, format!("{field} is neither text nor a whole number")))?;
+            let whole = whole.ok_or_else(|| {
+                BadEvent::new(
+                    reason,
+                    format!("{field} is neither text nor a whole number"),
+                )
+            })?;
             short_text(whole, field, LONGEST_ID, reason).map(Some)
         }
-        Some(_) => Err(BadEvent::new(reason, format!("{field} is neither text nor a whole number"))),
+        Some(_) => Err(BadEvent::new(
+            reason,
+            format!("{field} is neither text nor a whole number"),
+        )),
     }
 }
 
-fn name(fields: &Map<String, Value>, field: &str, reason: &'static str) -> Result<Option<String>, BadEvent> {
+fn name(
+    fields: &Map<String, Value>,
+    field: &str,
+    reason: &'static str,
+) -> Result<Option<String>, BadEvent> {
     match present(fields, field) {
         None => Ok(None),
         Some(Value::String(text)) => short_text(text, field, LONGEST_NAME, reason).map(Some),
@@ -150,24 +173,43 @@ fn name(fields: &Map<String, Value>, field: &str, reason: &'static str) -> Resul
     }
 }
 
-fn short_text(text: &str, field: &str, longest: usize, reason: &'static str) -> Result<String, BadEvent> {
+fn short_text(
+    text: &str,
+    field: &str,
+    longest: usize,
+    reason: &'static str,
+) -> Result<String, BadEvent> {
     let text = text.trim();
     if text.is_empty() {
         return Err(BadEvent::new(reason, format!("{field} is empty")));
     }
     if text.chars().count() > longest {
-        return Err(BadEvent::new(reason, format!("{field} is longer than {longest} characters")));
+        return Err(BadEvent::new(
+            reason,
+            format!("{field} is longer than {longest} characters"),
+        ));
     }
     if text.chars().any(char::is_control) {
-        return Err(BadEvent::new(reason, format!("{field} has a control character in it")));
+        return Err(BadEvent::new(
+            reason,
+            format!("{field} has a control character in it"),
+        ));
     }
     Ok(text.to_owned())
 }
 
 fn generation(fields: &Map<String, Value>) -> Result<i32, BadEvent> {
-    let Some(value) = present(fields, "generation") else { return Ok(1) };
-    let whole = value.as_i64().and_then(|number| i32::try_from(number).ok()).filter(|number| *number >= 1);
+    let Some(value) = present(fields, "generation") else {
+        return Ok(1);
+    };
+    let whole = value
+        .as_i64()
+        .and_then(|number| i32::try_from(number).ok())
+        .filter(|number| *number >= 1);
     whole.ok_or_else(|| {
-        BadEvent::new("bad_generation", format!("generation is not a whole number from 1 to {}", i32::MAX))
+        BadEvent::new(
+            "bad_generation",
+            format!("generation is not a whole number from 1 to {}", i32::MAX),
+        )
     })
 }

@@ -8,7 +8,7 @@
 //!   └── rejected, or retries used up ──► compensating ──► compensated   (alert)
 //!                                              └── its own retries used up ──► parked (alert)
 //! ```
-//! Relies on [`crate::transition`] for every change. Never: changes itself.
+//! Relies on [`crate::transition()`] for every change. Never: changes itself.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,10 +16,10 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::Timestamp;
 use crate::definition::Definition;
 use crate::event::Cause;
 use crate::ids::{CommandId, SagaId, StepId};
-use crate::Timestamp;
 
 /// One saga, as far as the state machine knows it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

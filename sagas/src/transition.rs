@@ -41,12 +41,22 @@ pub fn transition(
     event: Event,
     now: Timestamp,
 ) -> Result<(State, Vec<Effect>), Refused> {
-    let mut change = Change { definition, state, now, effects: Vec::new() };
+    let mut change = Change {
+        definition,
+        state,
+        now,
+        effects: Vec::new(),
+    };
     match event {
         Event::Due => change.due(),
         Event::Sending { step } => change.sending(&step),
         Event::Deferred { step, until, error } => change.deferred(&step, until, error),
-        Event::Replied { step, direction, attempt, outcome } => change.replied(&step, direction, attempt, outcome),
+        Event::Replied {
+            step,
+            direction,
+            attempt,
+            outcome,
+        } => change.replied(&step, direction, attempt, outcome),
         Event::CauseRaised { cause } => change.cause_raised(cause),
         Event::Retry { actor, reason } => change.retry(actor, reason),
         Event::Resolve { actor, reason } => change.resolve(actor, reason),
@@ -118,7 +128,12 @@ impl Change<'_> {
         } else {
             self.take(step);
         }
-        self.note("taken_over", step, &active, json!({ "takeovers": takeovers }));
+        self.note(
+            "taken_over",
+            step,
+            &active,
+            json!({ "takeovers": takeovers }),
+        );
     }
 
     fn sending(&mut self, step: &StepId) -> Changed {
@@ -154,12 +169,27 @@ impl Change<'_> {
                 active.error = Some(error.clone());
             });
         }
-        self.note("deferred", step, &active, json!({ "error": error, "wake_at": self.wake_at(step) }));
+        self.note(
+            "deferred",
+            step,
+            &active,
+            json!({ "error": error, "wake_at": self.wake_at(step) }),
+        );
         Ok(())
     }
 
-    fn replied(&mut self, step: &StepId, direction: Direction, attempt: u32, outcome: Outcome) -> Changed {
-        let stale = |why| Refused::Stale { step: step.clone(), attempt, why };
+    fn replied(
+        &mut self,
+        step: &StepId,
+        direction: Direction,
+        attempt: u32,
+        outcome: Outcome,
+    ) -> Changed {
+        let stale = |why| Refused::Stale {
+            step: step.clone(),
+            attempt,
+            why,
+        };
         let Some(active) = self.state.active.get(step).cloned() else {
             return Err(stale("the step is settled"));
         };
@@ -171,8 +201,12 @@ impl Change<'_> {
         }
         let answered = Active { attempt, ..active };
         match outcome {
-            Outcome::NotDue { until } if direction == Direction::Do => self.postponed(step, answered, until),
-            Outcome::Failed { .. } | Outcome::Unknown { .. } => self.unanswered(step, answered, "replied", outcome),
+            Outcome::NotDue { until } if direction == Direction::Do => {
+                self.postponed(step, answered, until)
+            }
+            Outcome::Failed { .. } | Outcome::Unknown { .. } => {
+                self.unanswered(step, answered, "replied", outcome)
+            }
             outcome => self.settled(step, answered, outcome),
         }
         Ok(())
@@ -193,7 +227,10 @@ impl Change<'_> {
                 if matches!(outcome, Outcome::Mismatch { .. } | Outcome::Expired) {
                     self.mark_maybe_applied(step, direction);
                 }
-                let words = outcome.error().unwrap_or("the answer makes no sense here").to_owned();
+                let words = outcome
+                    .error()
+                    .unwrap_or("the answer makes no sense here")
+                    .to_owned();
                 self.park(step, direction, &format!("{}: {words}", outcome.name()));
                 if matches!(outcome, Outcome::Rejected { .. }) {
                     self.mark_answered();
@@ -252,7 +289,10 @@ impl Change<'_> {
         let (phase, wake_at) = if answered.hurried {
             (Phase::Taken, self.now + TAKEN_FOR)
         } else {
-            (Phase::Postponed, delay::postponed_until(until, answered.postponements, self.now))
+            (
+                Phase::Postponed,
+                delay::postponed_until(until, answered.postponements, self.now),
+            )
         };
         self.with_active(step, |active| {
             active.phase = phase;
@@ -264,7 +304,12 @@ impl Change<'_> {
             active.first_sent_at = None;
         });
         self.effects.push(Effect::Count(Counter::Postponed));
-        self.note("replied", step, &answered, json!({ "outcome": "not_due", "until": until, "wake_at": wake_at }));
+        self.note(
+            "replied",
+            step,
+            &answered,
+            json!({ "outcome": "not_due", "until": until, "wake_at": wake_at }),
+        );
     }
 
     /// `failed` or `unknown`: again after a delay, or exhausted.
@@ -277,7 +322,8 @@ impl Change<'_> {
         if answered.attempt > retries.max {
             self.exhausted(step, answered.direction, &error);
         } else {
-            let wake_at = self.now + delay::retry_delay(&self.state, step, answered.attempt, &retries.delays);
+            let wake_at =
+                self.now + delay::retry_delay(&self.state, step, answered.attempt, &retries.delays);
             self.with_active(step, |active| {
                 active.phase = Phase::Retrying;
                 active.attempt = answered.attempt + 1;
@@ -313,7 +359,9 @@ impl Change<'_> {
             return Err(Refused::Unchanged);
         }
         if self.state.status != Status::Running {
-            return Err(Refused::Conflict { state: self.state.status.name() });
+            return Err(Refused::Conflict {
+                state: self.state.status.name(),
+            });
         }
         if cause <= self.state.cause {
             return Err(Refused::Unchanged);
@@ -340,16 +388,25 @@ impl Change<'_> {
     }
 
     fn open(&self, step: &StepId) -> Result<Active, Refused> {
-        self.state.active.get(step).cloned().ok_or_else(|| self.illegal("the step is not open"))
+        self.state
+            .active
+            .get(step)
+            .cloned()
+            .ok_or_else(|| self.illegal("the step is not open"))
     }
 
     fn illegal(&self, what: &'static str) -> Refused {
-        Refused::Illegal { state: self.state.status.name(), what }
+        Refused::Illegal {
+            state: self.state.status.name(),
+            what,
+        }
     }
 
     /// A step that is open was put there from this definition.
     fn step(&self, step: &StepId) -> &'_ Step {
-        self.definition.step(step).expect("open steps come from the definition the saga started with")
+        self.definition
+            .step(step)
+            .expect("open steps come from the definition the saga started with")
     }
 
     fn wake_at(&self, step: &StepId) -> Option<Timestamp> {

@@ -14,7 +14,11 @@ use super::validation::Finding;
 use super::{Problem, reading};
 
 /// Gives the findings their positions: errors and warnings, each in the order of the file.
-pub(super) fn locate(file: &str, text: &str, findings: Vec<Finding>) -> (Vec<Problem>, Vec<Problem>) {
+pub(super) fn locate(
+    file: &str,
+    text: &str,
+    findings: Vec<Finding>,
+) -> (Vec<Problem>, Vec<Problem>) {
     if findings.is_empty() {
         return (Vec::new(), Vec::new());
     }
@@ -33,7 +37,9 @@ pub(super) fn locate(file: &str, text: &str, findings: Vec<Finding>) -> (Vec<Pro
         })
         .collect();
     problems.sort_by_key(|problem| (problem.line, problem.column));
-    problems.into_iter().partition(|problem| !problem.is_warning())
+    problems
+        .into_iter()
+        .partition(|problem| !problem.is_warning())
 }
 
 /// The place of the last part of the path that is there: a default has no place of its own.
@@ -41,7 +47,9 @@ fn find(root: &Node, path: &[String]) -> Option<Location> {
     let mut place = root.place;
     let mut node = root;
     for part in path {
-        let Some(next) = node.children.get(part) else { break };
+        let Some(next) = node.children.get(part) else {
+            break;
+        };
         node = next;
         place = node.place;
     }
@@ -56,7 +64,10 @@ struct Node {
 impl<'de> Deserialize<'de> for Node {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let spanned = Spanned::<Children>::deserialize(deserializer)?;
-        Ok(Node { place: spanned.referenced, children: spanned.value.0 })
+        Ok(Node {
+            place: spanned.referenced,
+            children: spanned.value.0,
+        })
     }
 }
 

@@ -22,7 +22,13 @@ pub struct Problem {
 impl Problem {
     /// A problem of the file as a whole.
     pub(crate) fn of_file(file: &str, code: &'static str, message: impl Into<String>) -> Problem {
-        Problem { file: file.to_owned(), line: None, column: None, code, message: message.into() }
+        Problem {
+            file: file.to_owned(),
+            line: None,
+            column: None,
+            code,
+            message: message.into(),
+        }
     }
 
     /// Whether it only warns.

@@ -12,10 +12,14 @@ const LARGEST_BYTES: usize = 256 * 1024;
 
 pub(super) fn read(file: &str, text: &str) -> Result<Body, Problem> {
     if text.len() > LARGEST_BYTES {
-        let words = format!("the file has {} bytes; a definition has at most {LARGEST_BYTES}", text.len());
+        let words = format!(
+            "the file has {} bytes; a definition has at most {LARGEST_BYTES}",
+            text.len()
+        );
         return Err(Problem::of_file(file, "D001", words));
     }
-    serde_saphyr::from_str_with_options(text, options()).map_err(|error| problem(file, error.without_snippet()))
+    serde_saphyr::from_str_with_options(text, options())
+        .map_err(|error| problem(file, error.without_snippet()))
 }
 
 /// Also for the second pass that looks up positions: both must read a text the same way.
@@ -57,22 +61,48 @@ fn problem(file: &str, error: &Error) -> Problem {
 
 fn describe(error: &Error) -> (&'static str, String) {
     match error {
-        Error::SerdeUnknownField { field, expected, .. } => {
+        Error::SerdeUnknownField {
+            field, expected, ..
+        } => {
             let hint = match closest(field, expected) {
                 Some(known) => format!("did you mean `{known}`?"),
                 None => format!("known are {}", expected.join(", ")),
             };
-            ("D003", format!("unknown field `{}`; {hint}", field.escape_debug()))
+            (
+                "D003",
+                format!("unknown field `{}`; {hint}", field.escape_debug()),
+            )
         }
-        Error::SerdeUnknownVariant { variant, expected, .. } => {
-            ("D006", format!("`{}` is none of {}", variant.escape_debug(), expected.join(", ")))
+        Error::SerdeUnknownVariant {
+            variant, expected, ..
+        } => (
+            "D006",
+            format!(
+                "`{}` is none of {}",
+                variant.escape_debug(),
+                expected.join(", ")
+            ),
+        ),
+        Error::SerdeMissingField { field, .. } => {
+            ("D004", format!("the field `{field}` is missing"))
         }
-        Error::SerdeMissingField { field, .. } => ("D004", format!("the field `{field}` is missing")),
         Error::DuplicateMappingKey { key, .. } => {
             let key = key.as_deref().unwrap_or("a key");
-            ("D005", format!("`{}` stands twice in one mapping; keep one", key.escape_debug()))
+            (
+                "D005",
+                format!(
+                    "`{}` stands twice in one mapping; keep one",
+                    key.escape_debug()
+                ),
+            )
         }
-        other => ("D002", UserMessageFormatter.format_message(other).escape_debug().to_string()),
+        other => (
+            "D002",
+            UserMessageFormatter
+                .format_message(other)
+                .escape_debug()
+                .to_string(),
+        ),
     }
 }
 

@@ -42,16 +42,39 @@ struct Findings(Vec<Finding>);
 impl Findings {
     fn add(&mut self, code: &'static str, path: &[&dyn ToString], message: impl Into<String>) {
         let path = path.iter().map(|part| part.to_string()).collect();
-        self.0.push(Finding { path, code, message: message.into() });
+        self.0.push(Finding {
+            path,
+            code,
+            message: message.into(),
+        });
     }
 }
 
 fn check_head(body: &Body, findings: &mut Findings) {
     if body.format != FORMAT {
-        findings.add("D010", &[&"format"], format!("the format is `{}`; this release reads {FORMAT}", shown(&body.format)));
+        findings.add(
+            "D010",
+            &[&"format"],
+            format!(
+                "the format is `{}`; this release reads {FORMAT}",
+                shown(&body.format)
+            ),
+        );
     }
-    if !is_name(&body.name, |c| c.is_ascii_lowercase(), |c| c.is_ascii_digit() || c == '-', 64) {
-        findings.add("D011", &[&"name"], wrong_name(&body.name, "lower-case letters, digits and -, beginning with a letter"));
+    if !is_name(
+        &body.name,
+        |c| c.is_ascii_lowercase(),
+        |c| c.is_ascii_digit() || c == '-',
+        64,
+    ) {
+        findings.add(
+            "D011",
+            &[&"name"],
+            wrong_name(
+                &body.name,
+                "lower-case letters, digits and -, beginning with a letter",
+            ),
+        );
     }
     if body.version < 1 {
         findings.add("D012", &[&"version"], "versions count from 1");
@@ -60,14 +83,21 @@ fn check_head(body: &Body, findings: &mut Findings) {
         findings.add("D013", &[&"steps"], "a saga needs at least one step");
     }
     if body.alert_repeat < SHORTEST_ALERT_REPEAT {
-        let words = format!("alerts would repeat every {}; write at least {SHORTEST_ALERT_REPEAT}", body.alert_repeat);
+        let words = format!(
+            "alerts would repeat every {}; write at least {SHORTEST_ALERT_REPEAT}",
+            body.alert_repeat
+        );
         findings.add("D031", &[&"alert_repeat"], words);
     }
 }
 
 fn check_trigger(trigger: &Trigger, findings: &mut Findings) {
     if trigger.event_types.is_empty() {
-        findings.add("D026", &[&"trigger", &"event_types"], "name at least one event type, such as order.placed");
+        findings.add(
+            "D026",
+            &[&"trigger", &"event_types"],
+            "name at least one event type, such as order.placed",
+        );
     }
     for (at, event_type) in trigger.event_types.iter().enumerate() {
         if !is_word(event_type, 128) {
@@ -75,7 +105,11 @@ fn check_trigger(trigger: &Trigger, findings: &mut Findings) {
             findings.add("D030", &[&"trigger", &"event_types", &at], words);
         }
         if trigger.event_types[..at].contains(event_type) {
-            findings.add("D030", &[&"trigger", &"event_types", &at], format!("`{event_type}` is named twice"));
+            findings.add(
+                "D030",
+                &[&"trigger", &"event_types", &at],
+                format!("`{event_type}` is named twice"),
+            );
         }
     }
     if trigger.order_types.is_empty() && trigger.other_order_types.is_none() {
@@ -87,23 +121,51 @@ fn check_trigger(trigger: &Trigger, findings: &mut Findings) {
             let words = wrong_name(order_type, "letters, digits and . _ : / -");
             findings.add("D028", &[&"trigger", &"order_types", order_type], words);
         }
-        check_delay(delay.delay, &[&"trigger", &"order_types", order_type, &"delay"], findings);
+        check_delay(
+            delay.delay,
+            &[&"trigger", &"order_types", order_type, &"delay"],
+            findings,
+        );
     }
     if let Some(delay) = trigger.other_order_types {
-        check_delay(delay.delay, &[&"trigger", &"other_order_types", &"delay"], findings);
+        check_delay(
+            delay.delay,
+            &[&"trigger", &"other_order_types", &"delay"],
+            findings,
+        );
     }
-    check_participant(&trigger.order_owner, &[&"trigger", &"order_owner"], findings);
+    check_participant(
+        &trigger.order_owner,
+        &[&"trigger", &"order_owner"],
+        findings,
+    );
 }
 
 fn check_delay(delay: Span, path: &[&dyn ToString], findings: &mut Findings) {
     if delay == Span::default() || delay > LONGEST_DELAY {
-        findings.add("D024", path, format!("the delay is {delay}; write more than 0 and at most {LONGEST_DELAY}"));
+        findings.add(
+            "D024",
+            path,
+            format!("the delay is {delay}; write more than 0 and at most {LONGEST_DELAY}"),
+        );
     }
 }
 
 fn check_participant(name: &str, path: &[&dyn ToString], findings: &mut Findings) {
-    if !is_name(name, |c| c.is_ascii_lowercase(), |c| c.is_ascii_digit() || c == '-' || c == '_', 64) {
-        findings.add("D029", path, wrong_name(name, "lower-case letters, digits, - and _, beginning with a letter"));
+    if !is_name(
+        name,
+        |c| c.is_ascii_lowercase(),
+        |c| c.is_ascii_digit() || c == '-' || c == '_',
+        64,
+    ) {
+        findings.add(
+            "D029",
+            path,
+            wrong_name(
+                name,
+                "lower-case letters, digits, - and _, beginning with a letter",
+            ),
+        );
     }
 }
 
@@ -111,12 +173,24 @@ fn check_ids(body: &Body, findings: &mut Findings) {
     let mut seen = BTreeSet::new();
     for (at, step) in body.steps.iter().enumerate() {
         let id = step.id.as_str();
-        if !is_name(id, |c| c.is_ascii_lowercase(), |c| c.is_ascii_digit() || c == '_', 64) {
-            let words = wrong_name(id, "lower-case letters, digits and _, beginning with a letter");
+        if !is_name(
+            id,
+            |c| c.is_ascii_lowercase(),
+            |c| c.is_ascii_digit() || c == '_',
+            64,
+        ) {
+            let words = wrong_name(
+                id,
+                "lower-case letters, digits and _, beginning with a letter",
+            );
             findings.add("D014", &[&"steps", &at, &"id"], words);
         }
         if !seen.insert(id) {
-            findings.add("D015", &[&"steps", &at, &"id"], format!("two steps are called `{}`", shown(id)));
+            findings.add(
+                "D015",
+                &[&"steps", &at, &"id"],
+                format!("two steps are called `{}`", shown(id)),
+            );
         }
     }
 }
@@ -128,10 +202,13 @@ fn check_step(body: &Body, at: usize, step: &Step, findings: &mut Findings) {
     }
     let timeout = step.timeout;
     if timeout == Span::default() || timeout > LONGEST_TIMEOUT {
-        let words = format!("the time-out is {timeout}; write more than 0 and at most {LONGEST_TIMEOUT}");
+        let words =
+            format!("the time-out is {timeout}; write more than 0 and at most {LONGEST_TIMEOUT}");
         findings.add("D020", &[&"steps", &at, &"timeout"], words);
     } else if timeout > LONG_TIMEOUT {
-        let words = format!("a call may take {timeout}; while it does, its batch waits. Better: at most {LONG_TIMEOUT}");
+        let words = format!(
+            "a call may take {timeout}; while it does, its batch waits. Better: at most {LONG_TIMEOUT}"
+        );
         findings.add("D050", &[&"steps", &at, &"timeout"], words);
     }
     if step.retries.max > MOST_RETRIES {
@@ -146,9 +223,21 @@ fn check_step(body: &Body, at: usize, step: &Step, findings: &mut Findings) {
 }
 
 fn check_call(call: &Call, at: usize, field: &str, findings: &mut Findings) {
-    check_participant(&call.participant, &[&"steps", &at, &field, &"participant"], findings);
-    if !is_name(&call.operation, |c| c.is_ascii_alphabetic(), |c| c.is_ascii_digit() || "_.-".contains(c), 64) {
-        let words = wrong_name(&call.operation, "letters, digits and . _ -, beginning with a letter");
+    check_participant(
+        &call.participant,
+        &[&"steps", &at, &field, &"participant"],
+        findings,
+    );
+    if !is_name(
+        &call.operation,
+        |c| c.is_ascii_alphabetic(),
+        |c| c.is_ascii_digit() || "_.-".contains(c),
+        64,
+    ) {
+        let words = wrong_name(
+            &call.operation,
+            "letters, digits and . _ -, beginning with a letter",
+        );
         findings.add("D029", &[&"steps", &at, &field, &"operation"], words);
     }
 }
@@ -166,7 +255,10 @@ fn check_time_to_live(body: &Body, at: usize, step: &Step, findings: &mut Findin
         );
         findings.add("D025", &[&"steps", &at], words);
     } else if ttl.as_millis() < needed.as_millis() + body.patience.as_millis() {
-        let words = format!("command_ttl ({ttl}) does not outlast `{}` with one wait of {} (patience)", step.id, body.patience);
+        let words = format!(
+            "command_ttl ({ttl}) does not outlast `{}` with one wait of {} (patience)",
+            step.id, body.patience
+        );
         findings.add("D051", &[&"steps", &at], words);
     }
 }
@@ -184,8 +276,12 @@ fn longest(step: &Step) -> Span {
 fn check_kind(body: &Body, at: usize, step: &Step, findings: &mut Findings) {
     let before = &body.steps[..at];
     let late = match step.kind {
-        Kind::Compensatable => before.iter().find(|earlier| earlier.kind != Kind::Compensatable),
-        Kind::Pivot => before.iter().find(|earlier| earlier.kind != Kind::Compensatable),
+        Kind::Compensatable => before
+            .iter()
+            .find(|earlier| earlier.kind != Kind::Compensatable),
+        Kind::Pivot => before
+            .iter()
+            .find(|earlier| earlier.kind != Kind::Compensatable),
         Kind::Retriable => None,
     };
     if let Some(earlier) = late {
@@ -199,15 +295,24 @@ fn check_kind(body: &Body, at: usize, step: &Step, findings: &mut Findings) {
         findings.add("D016", &[&"steps", &at, &"kind"], words);
     }
     if step.on_exhausted == Some(OnExhausted::Compensate) && body.is_after_pivot(at) {
-        let words = format!("`{}` lies after the point of no return: write park or continue", step.id);
+        let words = format!(
+            "`{}` lies after the point of no return: write park or continue",
+            step.id
+        );
         findings.add("D017", &[&"steps", &at, &"on_exhausted"], words);
     }
     if step.kind == Kind::Compensatable && step.compensation.is_none() {
-        let words = format!("`{}` has no compensation; give it one, or make it a pivot or retriable", step.id);
+        let words = format!(
+            "`{}` has no compensation; give it one, or make it a pivot or retriable",
+            step.id
+        );
         findings.add("D018", &[&"steps", &at], words);
     }
     if step.kind == Kind::Retriable && step.compensation.is_some() {
-        let words = format!("the compensation of `{}` is never used: nothing is undone after the pivot", step.id);
+        let words = format!(
+            "the compensation of `{}` is never used: nothing is undone after the pivot",
+            step.id
+        );
         findings.add("D052", &[&"steps", &at, &"compensation"], words);
     }
 }
@@ -222,15 +327,27 @@ fn named(kind: Kind) -> &'static str {
 
 /// An action reads earlier steps; a compensation may read its own step as well.
 fn check_reads(body: &Body, at: usize, step: &Step, findings: &mut Findings) {
-    let calls = [("action", Some(&step.action), at), ("compensation", step.compensation.as_ref(), at + 1)];
+    let calls = [
+        ("action", Some(&step.action), at),
+        ("compensation", step.compensation.as_ref(), at + 1),
+    ];
     for (field, call, until) in calls {
         for (name, expression) in call.iter().flat_map(|call| &call.input) {
-            let Some(read) = expression.step_read() else { continue };
-            if body.steps[..until].iter().any(|earlier| earlier.id.as_str() == read) {
+            let Some(read) = expression.step_read() else {
+                continue;
+            };
+            if body.steps[..until]
+                .iter()
+                .any(|earlier| earlier.id.as_str() == read)
+            {
                 continue;
             }
             let exists = body.steps.iter().any(|other| other.id.as_str() == read);
-            let why = if exists { "is not done before this" } else { "does not exist" };
+            let why = if exists {
+                "is not done before this"
+            } else {
+                "does not exist"
+            };
             let words = format!("`{}` reads the step `{read}`, which {why}", shown(name));
             findings.add("D023", &[&"steps", &at, &field, &"input", name], words);
         }
@@ -243,7 +360,9 @@ fn is_name(text: &str, first: fn(char) -> bool, more: fn(char) -> bool, most: us
 
 fn is_word(text: &str, most: usize) -> bool {
     let word = |c: char| c.is_ascii_alphanumeric();
-    text.len() <= most && text.starts_with(word) && text.chars().all(|c| word(c) || "._:/-".contains(c))
+    text.len() <= most
+        && text.starts_with(word)
+        && text.chars().all(|c| word(c) || "._:/-".contains(c))
 }
 
 fn wrong_name(text: &str, allowed: &str) -> String {
@@ -252,5 +371,9 @@ fn wrong_name(text: &str, allowed: &str) -> String {
 
 /// Text from a file, short and printable.
 fn shown(text: &str) -> String {
-    text.chars().take(80).collect::<String>().escape_debug().to_string()
+    text.chars()
+        .take(80)
+        .collect::<String>()
+        .escape_debug()
+        .to_string()
 }

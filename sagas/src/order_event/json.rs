@@ -18,12 +18,19 @@ const DEEPEST: usize = 64;
 /// The text of a record's value, without a byte order mark.
 pub(super) fn text(value: &[u8]) -> Result<&str, BadEvent> {
     if value.len() > LARGEST_BYTES {
-        let words = format!("the event has {} bytes; at most {LARGEST_BYTES} are read", value.len());
+        let words = format!(
+            "the event has {} bytes; at most {LARGEST_BYTES} are read",
+            value.len()
+        );
         return Err(BadEvent::new("too_large", words));
     }
     let value = value.strip_prefix(b"\xef\xbb\xbf").unwrap_or(value);
-    let text = std::str::from_utf8(value)
-        .map_err(|error| BadEvent::new("not_utf8", format!("not UTF-8 from byte {}", error.valid_up_to())))?;
+    let text = std::str::from_utf8(value).map_err(|error| {
+        BadEvent::new(
+            "not_utf8",
+            format!("not UTF-8 from byte {}", error.valid_up_to()),
+        )
+    })?;
     if text.trim().is_empty() {
         return Err(BadEvent::new("empty", "the event has no content"));
     }
@@ -33,15 +40,25 @@ pub(super) fn text(value: &[u8]) -> Result<&str, BadEvent> {
 /// The one object that the text is.
 pub(super) fn object(text: &str) -> Result<Map<String, Value>, BadEvent> {
     if depth(text) > DEEPEST {
-        return Err(BadEvent::new("too_deep", format!("nested deeper than {DEEPEST} levels")));
+        return Err(BadEvent::new(
+            "too_deep",
+            format!("nested deeper than {DEEPEST} levels"),
+        ));
     }
     let strict: Strict = serde_json::from_str(text).map_err(|error| {
         // The visitor's own words are the only data errors that a value of any shape can cause.
-        let reason = if error.classify() == Category::Data { "duplicate_key" } else { "not_json" };
+        let reason = if error.classify() == Category::Data {
+            "duplicate_key"
+        } else {
+            "not_json"
+        };
         BadEvent::new(reason, error.to_string())
     })?;
     let Value::Object(fields) = strict.0 else {
-        return Err(BadEvent::new("not_an_object", "the event is JSON, but not one object"));
+        return Err(BadEvent::new(
+            "not_an_object",
+            "the event is JSON, but not one object",
+        ));
     };
     if object_has_nul(&fields) {
         return Err(BadEvent::new("nul", "some text has a NUL character in it"));
@@ -85,7 +102,9 @@ fn has_nul(value: &Value) -> bool {
 }
 
 fn object_has_nul(fields: &Map<String, Value>) -> bool {
-    fields.iter().any(|(name, value)| name.contains('\0') || has_nul(value))
+    fields
+        .iter()
+        .any(|(name, value)| name.contains('\0') || has_nul(value))
 }
 
 struct Strict(Value);
@@ -110,7 +129,10 @@ impl<'de> Visitor<'de> for Unique {
         while let Some((name, value)) = map.next_entry::<String, Strict>()? {
             if fields.contains_key(&name) {
                 let shown: String = name.chars().take(80).collect();
-                return Err(A::Error::custom(format!("the key `{}` stands twice in one object", shown.escape_debug())));
+                return Err(A::Error::custom(format!(
+                    "the key `{}` stands twice in one object",
+                    shown.escape_debug()
+                )));
             }
             fields.insert(name, value.0);
         }

@@ -15,12 +15,17 @@ use crate::duration::Span;
 /// `bad_time`, `time_unit` or `time_range`.
 pub fn parse_due_header(value: &str) -> Result<Timestamp, BadEvent> {
     let field = "lapse-due-at-ms";
-    let number = value.trim().parse::<i128>().map_err(|_| not_millis(field))?;
+    let number = value
+        .trim()
+        .parse::<i128>()
+        .map_err(|_| not_millis(field))?;
     from_millis(field, number)
 }
 
 pub(super) fn occurred_at(fields: &Map<String, Value>) -> Result<Option<Timestamp>, BadEvent> {
-    present(fields, "occurred_at").map(|value| from_text("occurred_at", value)).transpose()
+    present(fields, "occurred_at")
+        .map(|value| from_text("occurred_at", value))
+        .transpose()
 }
 
 /// `enforce_at`, else `pay_deadline`; both are checked if both are there.
@@ -32,7 +37,12 @@ pub(super) fn due(fields: &Map<String, Value>) -> Result<Option<Timestamp>, BadE
 
 /// So much later; `time_range` where the calendar ends.
 pub(super) fn later(time: Timestamp, delay: Span) -> Result<Timestamp, BadEvent> {
-    let words = || BadEvent::new("time_range", "occurred_at and the delay lead beyond the calendar");
+    let words = || {
+        BadEvent::new(
+            "time_range",
+            "occurred_at and the delay lead beyond the calendar",
+        )
+    };
     time.checked_add_signed(delay.delta()).ok_or_else(words)
 }
 
@@ -50,12 +60,23 @@ pub(super) fn within_range(due: Timestamp, now: Timestamp) -> Result<Timestamp, 
     Ok(due)
 }
 
-fn either_form(fields: &Map<String, Value>, text: &str, millis: &str) -> Result<Option<Timestamp>, BadEvent> {
-    let from_text = present(fields, text).map(|value| from_text(text, value)).transpose()?;
-    let from_millis = present(fields, millis).map(|value| from_number(millis, value)).transpose()?;
+fn either_form(
+    fields: &Map<String, Value>,
+    text: &str,
+    millis: &str,
+) -> Result<Option<Timestamp>, BadEvent> {
+    let from_text = present(fields, text)
+        .map(|value| from_text(text, value))
+        .transpose()?;
+    let from_millis = present(fields, millis)
+        .map(|value| from_number(millis, value))
+        .transpose()?;
     match (from_text, from_millis) {
         (Some(one), Some(other)) if (one - other).abs() >= TimeDelta::milliseconds(1) => {
-            Err(BadEvent::new("bad_time", format!("{text} and {millis} differ; write one of them")))
+            Err(BadEvent::new(
+                "bad_time",
+                format!("{text} and {millis} differ; write one of them"),
+            ))
         }
         (one, other) => Ok(one.or(other)),
     }
@@ -69,7 +90,10 @@ fn from_text(field: &str, value: &Value) -> Result<Timestamp, BadEvent> {
     let text = text.trim();
     let time = DateTime::parse_from_rfc3339(text).map_err(|_| {
         if DateTime::parse_from_rfc3339(&format!("{text}Z")).is_ok() {
-            BadEvent::new("no_zone", format!("{field} has no zone; end it with Z or an offset such as +02:00"))
+            BadEvent::new(
+                "no_zone",
+                format!("{field} has no zone; end it with Z or an offset such as +02:00"),
+            )
         } else {
             BadEvent::new("bad_time", wrong())
         }
@@ -81,31 +105,48 @@ fn from_text(field: &str, value: &Value) -> Result<Timestamp, BadEvent> {
 fn round_up(time: Timestamp) -> Timestamp {
     let nanos = i64::from(time.timestamp_subsec_nanos());
     let micros = nanos.div_euclid(1_000) + i64::from(nanos % 1_000 != 0);
-    time.timestamp().checked_mul(1_000_000).and_then(|whole| DateTime::from_timestamp_micros(whole + micros)).unwrap_or(time)
+    time.timestamp()
+        .checked_mul(1_000_000)
+        .and_then(|whole| DateTime::from_timestamp_micros(whole + micros))
+        .unwrap_or(time)
 }
 
 fn from_number(field: &str, value: &Value) -> Result<Timestamp, BadEvent> {
-    let number = value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from));
+    let number = value
+        .as_i64()
+        .map(i128::from)
+        .or_else(|| value.as_u64().map(i128::from));
     from_millis(field, number.ok_or_else(|| not_millis(field))?)
 }
 
 /// Milliseconds of the years 2001 to 2286 have 13 digits; seconds have 10, microseconds 16, nanoseconds 19.
 fn from_millis(field: &str, number: i128) -> Result<Timestamp, BadEvent> {
     let looks_like = |unit| {
-        let words = format!("{field} is {number}: that looks like {unit}; write milliseconds since 1970");
+        let words =
+            format!("{field} is {number}: that looks like {unit}; write milliseconds since 1970");
         BadEvent::new("time_unit", words)
     };
     let digits = number.checked_ilog10().map_or(0, |log| log + 1);
     let time = match digits {
-        13 => i64::try_from(number).ok().and_then(DateTime::from_timestamp_millis),
+        13 => i64::try_from(number)
+            .ok()
+            .and_then(DateTime::from_timestamp_millis),
         10 => return Err(looks_like("seconds")),
         16 => return Err(looks_like("microseconds")),
         19 => return Err(looks_like("nanoseconds")),
         _ => None,
     };
-    time.ok_or_else(|| BadEvent::new("time_range", format!("{field} is {number}: no time between 2001 and 2286")))
+    time.ok_or_else(|| {
+        BadEvent::new(
+            "time_range",
+            format!("{field} is {number}: no time between 2001 and 2286"),
+        )
+    })
 }
 
 fn not_millis(field: &str) -> BadEvent {
-    BadEvent::new("bad_time", format!("{field} is not a whole number of milliseconds since 1970"))
+    BadEvent::new(
+        "bad_time",
+        format!("{field} is not a whole number of milliseconds since 1970"),
+    )
 }

@@ -16,7 +16,12 @@ const POSTPONE_FIRST: TimeDelta = TimeDelta::milliseconds(250);
 const POSTPONE_MAX: TimeDelta = TimeDelta::seconds(5);
 
 /// The delay before attempt + 1: the configured one, less up to half of it by a hash of saga, step and attempt.
-pub(super) fn retry_delay(state: &State, step: &StepId, attempt: u32, delays: &[Span]) -> TimeDelta {
+pub(super) fn retry_delay(
+    state: &State,
+    step: &StepId,
+    attempt: u32,
+    delays: &[Span],
+) -> TimeDelta {
     let at = (attempt.saturating_sub(1) as usize).min(delays.len().saturating_sub(1));
     let delay_ms = delays.get(at).map_or(1_000, |delay| delay.as_millis());
     let digest = Sha256::new()

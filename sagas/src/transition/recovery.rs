@@ -47,7 +47,11 @@ impl Change<'_> {
     /// Undo everything, unless the point of no return lies behind, or perhaps behind: a pivot that may have been
     /// applied can neither be undone nor taken for not done.
     pub(super) fn give_up(&mut self, step: &StepId, direction: Direction, error: &str) {
-        let maybe_applied = self.state.steps.get(step).is_some_and(|record| record.maybe_applied);
+        let maybe_applied = self
+            .state
+            .steps
+            .get(step)
+            .is_some_and(|record| record.maybe_applied);
         let cannot_be_undone = maybe_applied && self.step(step).compensation.is_none();
         if cannot_be_undone || self.definition.is_after_pivot(step) {
             return self.park(step, direction, error);
@@ -59,8 +63,19 @@ impl Change<'_> {
 
     /// The last step that was or may have been applied and can be undone; without one, compensated.
     pub(super) fn compensate_next(&mut self) {
-        let applied = |step: &Step| self.state.steps.get(&step.id).is_some_and(Record::is_applied);
-        let next = self.definition.body.steps.iter().rev().find(|step| step.compensation.is_some() && applied(step));
+        let applied = |step: &Step| {
+            self.state
+                .steps
+                .get(&step.id)
+                .is_some_and(Record::is_applied)
+        };
+        let next = self
+            .definition
+            .body
+            .steps
+            .iter()
+            .rev()
+            .find(|step| step.compensation.is_some() && applied(step));
         if let Some(step) = next {
             return self.state.activate(&step.id, Direction::Undo, self.now);
         }
@@ -86,12 +101,16 @@ impl Change<'_> {
                 self.state.steps.clear();
                 self.state.failure = None;
                 self.state.status = Status::Running;
-                self.state.activate(self.definition.first_step(), Direction::Do, self.now);
+                self.state
+                    .activate(self.definition.first_step(), Direction::Do, self.now);
             }
             _ => return Err(Refused::Conflict { state: from.name() }),
         }
         self.effects.push(Effect::AlertSettled);
-        self.note_saga("retried", json!({ "actor": actor, "reason": reason, "run": self.state.run }));
+        self.note_saga(
+            "retried",
+            json!({ "actor": actor, "reason": reason, "run": self.state.run }),
+        );
         Ok(())
     }
 
@@ -103,7 +122,8 @@ impl Change<'_> {
         };
         self.state.run += 1;
         let run = self.state.run;
-        self.state.activate(&failure.step, failure.direction, self.now);
+        self.state
+            .activate(&failure.step, failure.direction, self.now);
         let Some(record) = self.state.steps.get_mut(&failure.step) else {
             return Err(self.illegal("parked at a step that was never sent"));
         };
@@ -129,7 +149,9 @@ impl Change<'_> {
 
     pub(super) fn resolve(&mut self, actor: String, reason: String) -> Changed {
         if !matches!(self.state.status, Status::Parked | Status::Compensated) {
-            return Err(Refused::Conflict { state: self.state.status.name() });
+            return Err(Refused::Conflict {
+                state: self.state.status.name(),
+            });
         }
         self.state.status = Status::Resolved;
         self.effects.push(Effect::AlertSettled);
@@ -140,5 +162,11 @@ impl Change<'_> {
 }
 
 fn failure(step: &StepId, direction: Direction, error: &str) -> Failure {
-    Failure { step: step.clone(), direction, class: error_class(error), message: error.to_owned(), answered: false }
+    Failure {
+        step: step.clone(),
+        direction,
+        class: error_class(error),
+        message: error.to_owned(),
+        answered: false,
+    }
 }

@@ -3,13 +3,19 @@
 use chrono::TimeDelta;
 use lapse_sagas::outcome::Outcome;
 use lapse_sagas::state::{Active, Progress};
-use lapse_sagas::{Cause, Definition, Direction, Effect, Event, Phase, Refused, SagaId, State, Timestamp, transition};
+use lapse_sagas::{
+    Cause, Definition, Direction, Effect, Event, Phase, Refused, SagaId, State, Timestamp,
+    transition,
+};
 use serde_json::Value;
 
 /// The definition that ships.
 pub fn shipped() -> Definition {
-    Definition::parse("cancel-and-replenish.yaml", include_str!("../../definitions/cancel-and-replenish.yaml"))
-        .expect("the shipped definition is right")
+    Definition::parse(
+        "cancel-and-replenish.yaml",
+        include_str!("../../definitions/cancel-and-replenish.yaml"),
+    )
+    .expect("the shipped definition is right")
 }
 
 /// Every kind of step and every way to be exhausted.
@@ -53,11 +59,15 @@ pub fn saga_id(number: u128) -> SagaId {
 }
 
 pub fn done() -> Outcome {
-    Outcome::Done { output: Value::Null }
+    Outcome::Done {
+        output: Value::Null,
+    }
 }
 
 pub fn not_applicable() -> Outcome {
-    Outcome::NotApplicable { reason: "paid".to_owned() }
+    Outcome::NotApplicable {
+        reason: "paid".to_owned(),
+    }
 }
 
 pub fn not_due(until: Timestamp) -> Outcome {
@@ -65,19 +75,27 @@ pub fn not_due(until: Timestamp) -> Outcome {
 }
 
 pub fn rejected() -> Outcome {
-    Outcome::Rejected { reason: "closed: by hand".to_owned() }
+    Outcome::Rejected {
+        reason: "closed: by hand".to_owned(),
+    }
 }
 
 pub fn failed() -> Outcome {
-    Outcome::Failed { error: "busy: come again".to_owned() }
+    Outcome::Failed {
+        error: "busy: come again".to_owned(),
+    }
 }
 
 pub fn unknown() -> Outcome {
-    Outcome::Unknown { error: "timeout: no answer".to_owned() }
+    Outcome::Unknown {
+        error: "timeout: no answer".to_owned(),
+    }
 }
 
 pub fn mismatch() -> Outcome {
-    Outcome::Mismatch { error: "other input".to_owned() }
+    Outcome::Mismatch {
+        error: "other input".to_owned(),
+    }
 }
 
 /// One saga and a clock.
@@ -92,7 +110,12 @@ pub struct Saga {
 impl Saga {
     pub fn started(definition: Definition, cause: Cause) -> Saga {
         let state = State::start(&definition, saga_id(7), cause, epoch());
-        Saga { definition, state, now: epoch(), effects: Vec::new() }
+        Saga {
+            definition,
+            state,
+            now: epoch(),
+            effects: Vec::new(),
+        }
     }
 
     pub fn tries(&mut self, event: Event) -> Result<(), Refused> {
@@ -104,7 +127,8 @@ impl Saga {
 
     pub fn when(&mut self, event: Event) -> &mut Self {
         let shown = format!("{event:?}");
-        self.tries(event).unwrap_or_else(|refused| panic!("{shown}: {refused}, in {:?}", self.state));
+        self.tries(event)
+            .unwrap_or_else(|refused| panic!("{shown}: {refused}, in {:?}", self.state));
         self
     }
 
@@ -127,11 +151,27 @@ impl Saga {
 
     pub fn reply(&self, outcome: Outcome) -> Event {
         let (step, active) = self.open();
-        Event::Replied { step: step.into(), direction: active.direction, attempt: active.attempt, outcome }
+        Event::Replied {
+            step: step.into(),
+            direction: active.direction,
+            attempt: active.attempt,
+            outcome,
+        }
     }
 
-    pub fn reply_to(&self, step: &str, direction: Direction, attempt: u32, outcome: Outcome) -> Event {
-        Event::Replied { step: step.into(), direction, attempt, outcome }
+    pub fn reply_to(
+        &self,
+        step: &str,
+        direction: Direction,
+        attempt: u32,
+        outcome: Outcome,
+    ) -> Event {
+        Event::Replied {
+            step: step.into(),
+            direction,
+            attempt,
+            outcome,
+        }
     }
 
     pub fn sent_and_answered(&mut self, outcome: Outcome) -> &mut Self {
@@ -154,7 +194,10 @@ impl Saga {
         let (step, direction) = (self.open().0.to_owned(), self.open().1.direction);
         for _ in 0..51 {
             self.sent_and_answered(outcome());
-            if self.state.active.is_empty() || self.open().0 != step || self.open().1.direction != direction {
+            if self.state.active.is_empty()
+                || self.open().0 != step
+                || self.open().1.direction != direction
+            {
                 return self;
             }
             self.woken();
@@ -164,7 +207,11 @@ impl Saga {
 
     pub fn deferred(&mut self, until: Timestamp) -> &mut Self {
         let step = self.open().0.into();
-        self.when(Event::Deferred { step, until, error: "open: the breaker is open".to_owned() })
+        self.when(Event::Deferred {
+            step,
+            until,
+            error: "open: the breaker is open".to_owned(),
+        })
     }
 
     pub fn raised(&mut self, cause: Cause) -> &mut Self {
@@ -172,12 +219,18 @@ impl Saga {
     }
 
     pub fn retried(&mut self) -> &mut Self {
-        self.when(Event::Retry { actor: "ann".to_owned(), reason: "fixed".to_owned() })
+        self.when(Event::Retry {
+            actor: "ann".to_owned(),
+            reason: "fixed".to_owned(),
+        })
     }
 
     pub fn is_at(&self, step: &str, direction: Direction, phase: Phase, attempt: u32) {
         let (open, active) = self.open();
-        assert_eq!((open, active.direction, active.phase, active.attempt), (step, direction, phase, attempt));
+        assert_eq!(
+            (open, active.direction, active.phase, active.attempt),
+            (step, direction, phase, attempt)
+        );
     }
 
     pub fn stands_at(&self, status: &str) {
@@ -198,6 +251,9 @@ impl Saga {
             _ => None,
         };
         let kinds: Vec<String> = self.effects.iter().filter_map(kind).collect();
-        ["compensated", "parked", "continued"].into_iter().filter(|known| kinds.iter().any(|kind| kind == known)).collect()
+        ["compensated", "parked", "continued"]
+            .into_iter()
+            .filter(|known| kinds.iter().any(|kind| kind == known))
+            .collect()
     }
 }

@@ -20,7 +20,10 @@ fn charging() -> Saga {
 }
 
 fn resolve() -> Event {
-    Event::Resolve { actor: "ann".to_owned(), reason: "done by hand".to_owned() }
+    Event::Resolve {
+        actor: "ann".to_owned(),
+        reason: "done by hand".to_owned(),
+    }
 }
 
 #[test]
@@ -38,7 +41,10 @@ fn a_step_that_certainly_failed_compensates_only_the_others() {
 #[test]
 fn a_step_that_was_unknown_once_is_compensated_even_if_it_failed_in_the_end() {
     let mut saga = overdue();
-    saga.sent_and_answered(done()).sent_and_answered(unknown()).woken().exhausted_by(failed);
+    saga.sent_and_answered(done())
+        .sent_and_answered(unknown())
+        .woken()
+        .exhausted_by(failed);
     saga.is_at("replenish_stock", Undo, Phase::Taken, 1);
     saga.sent_and_answered(done());
     saga.is_at("cancel_order", Undo, Phase::Taken, 1);
@@ -56,7 +62,9 @@ fn a_rejection_is_final_and_burns_no_further_attempt() {
 #[test]
 fn a_compensation_that_cannot_be_done_parks_with_an_alert() {
     let mut saga = overdue();
-    saga.sent_and_answered(done()).exhausted_by(failed).exhausted_by(failed);
+    saga.sent_and_answered(done())
+        .exhausted_by(failed)
+        .exhausted_by(failed);
     saga.stands_at("parked");
     assert_eq!(saga.alerts(), ["parked"]);
     assert!(saga.effects.contains(&Effect::Ended(Status::Parked)));
@@ -65,7 +73,10 @@ fn a_compensation_that_cannot_be_done_parks_with_an_alert() {
 #[test]
 fn a_resumed_compensation_still_alerts_when_it_is_through() {
     let mut saga = overdue();
-    saga.sent_and_answered(done()).exhausted_by(failed).exhausted_by(failed).retried();
+    saga.sent_and_answered(done())
+        .exhausted_by(failed)
+        .exhausted_by(failed)
+        .retried();
     saga.is_at("cancel_order", Undo, Phase::Taken, 1);
     saga.sent_and_answered(done());
     saga.stands_at("compensated");
@@ -92,7 +103,9 @@ fn a_pivot_that_certainly_failed_compensates() {
 #[test]
 fn a_pivot_that_may_have_been_applied_parks_instead_of_undoing_the_rest() {
     let mut saga = charging();
-    saga.sent_and_answered(unknown()).woken().exhausted_by(failed);
+    saga.sent_and_answered(unknown())
+        .woken()
+        .exhausted_by(failed);
     saga.stands_at("parked");
     assert_eq!(saga.alerts(), ["parked"]);
 }
@@ -115,7 +128,8 @@ fn a_step_that_was_left_behind_perhaps_applied_is_compensated_later() {
 #[test]
 fn nothing_is_skipped_after_a_step_that_may_have_been_applied() {
     let mut saga = Saga::started(kinds(), Cause::Timeout);
-    saga.exhausted_by(unknown).sent_and_answered(not_applicable());
+    saga.exhausted_by(unknown)
+        .sent_and_answered(not_applicable());
     saga.is_at("ship", Do, Phase::Taken, 1);
 }
 
@@ -130,7 +144,8 @@ steps:
   - { id: one, kind: retriable, action: { participant: orders, operation: One } }
   - { id: two, kind: retriable, action: { participant: orders, operation: Two } }
 ";
-    let definition = lapse_sagas::Definition::parse("no-pivot.yaml", text).expect("a right definition");
+    let definition =
+        lapse_sagas::Definition::parse("no-pivot.yaml", text).expect("a right definition");
     let mut saga = Saga::started(definition, Cause::Timeout);
     saga.sent_and_answered(done()).sent_and_answered(rejected());
     saga.stands_at("parked");
@@ -138,7 +153,9 @@ steps:
 
 #[test]
 fn an_answer_that_makes_no_sense_parks() {
-    let mismatch = || Outcome::Mismatch { error: "other input".to_owned() };
+    let mismatch = || Outcome::Mismatch {
+        error: "other input".to_owned(),
+    };
     for outcome in [mismatch(), Outcome::Expired, Outcome::Superseded] {
         let mut saga = overdue();
         saga.sent_and_answered(outcome);
@@ -149,7 +166,9 @@ fn an_answer_that_makes_no_sense_parks() {
 #[test]
 fn an_expired_command_may_have_been_applied() {
     let mut saga = overdue();
-    saga.sent_and_answered(Outcome::Expired).retried().exhausted_by(failed);
+    saga.sent_and_answered(Outcome::Expired)
+        .retried()
+        .exhausted_by(failed);
     saga.is_at("cancel_order", Undo, Phase::Taken, 1);
 }
 
@@ -161,7 +180,11 @@ fn an_operator_resumes_a_parked_saga_at_its_step_under_the_same_command_id() {
     saga.retried();
     saga.is_at("ship", Do, Phase::Taken, 1);
     assert_eq!((saga.state.run, saga.command("ship", Do)), (2, before));
-    assert_eq!(saga.progress("charge"), Progress::Done, "what is done stays done");
+    assert_eq!(
+        saga.progress("charge"),
+        Progress::Done,
+        "what is done stays done"
+    );
     assert!(saga.effects.contains(&Effect::AlertSettled));
     saga.sent_and_answered(done()).sent_and_answered(done());
     saga.stands_at("completed");
@@ -176,8 +199,13 @@ fn a_retry_of_a_refused_command_gets_a_new_command_id() {
     assert_ne!(saga.command("ship", Do), before);
 
     let mut saga = overdue();
-    saga.sent_and_answered(done()).exhausted_by(failed).sent_and_answered(rejected());
-    let (action, compensation) = (saga.command("cancel_order", Do), saga.command("cancel_order", Undo));
+    saga.sent_and_answered(done())
+        .exhausted_by(failed)
+        .sent_and_answered(rejected());
+    let (action, compensation) = (
+        saga.command("cancel_order", Do),
+        saga.command("cancel_order", Undo),
+    );
     saga.retried();
     assert_eq!(saga.command("cancel_order", Do), action);
     assert_ne!(saga.command("cancel_order", Undo), compensation);
@@ -187,7 +215,9 @@ fn a_retry_of_a_refused_command_gets_a_new_command_id() {
 fn an_operator_restarts_a_compensated_saga_at_its_first_step_with_new_command_ids() {
     let mut saga = overdue();
     let before = saga.command("cancel_order", Do);
-    saga.sent_and_answered(done()).sent_and_answered(rejected()).sent_and_answered(done());
+    saga.sent_and_answered(done())
+        .sent_and_answered(rejected())
+        .sent_and_answered(done());
     saga.stands_at("compensated");
     saga.retried();
     saga.is_at("cancel_order", Do, Phase::Taken, 1);
@@ -198,13 +228,25 @@ fn an_operator_restarts_a_compensated_saga_at_its_first_step_with_new_command_id
 #[test]
 fn an_operator_resolves_what_stopped_and_nothing_else() {
     let mut saga = overdue();
-    assert_eq!(saga.tries(resolve()), Err(Refused::Conflict { state: "running" }));
+    assert_eq!(
+        saga.tries(resolve()),
+        Err(Refused::Conflict { state: "running" })
+    );
     saga.sent_and_answered(rejected());
     saga.stands_at("compensated");
     saga.when(resolve());
     saga.stands_at("resolved");
     assert!(saga.effects.contains(&Effect::AlertSettled));
-    let retry = Event::Retry { actor: "ann".to_owned(), reason: "again".to_owned() };
-    assert_eq!(saga.tries(retry), Err(Refused::Conflict { state: "resolved" }));
-    assert_eq!(saga.tries(resolve()), Err(Refused::Conflict { state: "resolved" }));
+    let retry = Event::Retry {
+        actor: "ann".to_owned(),
+        reason: "again".to_owned(),
+    };
+    assert_eq!(
+        saga.tries(retry),
+        Err(Refused::Conflict { state: "resolved" })
+    );
+    assert_eq!(
+        saga.tries(resolve()),
+        Err(Refused::Conflict { state: "resolved" })
+    );
 }

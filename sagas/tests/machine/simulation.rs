@@ -8,9 +8,13 @@ use std::collections::BTreeMap;
 use chrono::TimeDelta;
 use lapse_sagas::outcome::Outcome;
 use lapse_sagas::state::Progress;
-use lapse_sagas::{Cause, CommandId, Definition, Direction, Event, Phase, Refused, Status, StepId, Timestamp};
+use lapse_sagas::{
+    Cause, CommandId, Definition, Direction, Event, Phase, Refused, Status, StepId, Timestamp,
+};
 
-use crate::given::{Saga, done, failed, kinds, not_applicable, not_due, rejected, saga_id, shipped, unknown};
+use crate::given::{
+    Saga, done, failed, kinds, not_applicable, not_due, rejected, saga_id, shipped, unknown,
+};
 
 const SEEDS: u64 = 20_000;
 const WILD_ROUNDS: usize = 40;
@@ -67,18 +71,27 @@ impl Participant {
         }
         let outcome = match command.direction {
             Direction::Do => mood,
-            Direction::Undo if matches!(mood, Outcome::Failed { .. } | Outcome::Rejected { .. }) => mood,
+            Direction::Undo
+                if matches!(mood, Outcome::Failed { .. } | Outcome::Rejected { .. }) =>
+            {
+                mood
+            }
             Direction::Undo => done(),
         };
         match (&outcome, command.direction) {
             (Outcome::Done { .. }, Direction::Do) => {
-                let times = self.applied.entry(command.id.clone()).or_insert((command.step.clone(), 0));
+                let times = self
+                    .applied
+                    .entry(command.id.clone())
+                    .or_insert((command.step.clone(), 0));
                 times.1 += 1;
                 assert_eq!(times.1, 1, "an effect happened twice");
             }
             (Outcome::Done { .. }, Direction::Undo) => {
                 // The action may still come: it finds the compensation's mark.
-                self.stored.entry(command.action.clone()).or_insert(Outcome::Superseded);
+                self.stored
+                    .entry(command.action.clone())
+                    .or_insert(Outcome::Superseded);
                 self.applied.remove(&command.action);
             }
             _ => {}
@@ -90,7 +103,10 @@ impl Participant {
     }
 
     fn in_effect(&self, step: &StepId) -> usize {
-        self.applied.values().filter(|(applied, _)| applied == step).count()
+        self.applied
+            .values()
+            .filter(|(applied, _)| applied == step)
+            .count()
     }
 }
 
@@ -108,7 +124,13 @@ impl Simulation {
         let cause = [Cause::Timeout, Cause::Sweep, Cause::Buyer][dice.below(3)];
         let mut saga = Saga::started(definition, cause);
         saga.state.saga_id = saga_id(u128::from(seed));
-        Simulation { saga, dice, participant: Participant::default(), commands: Vec::new(), replies: Vec::new() }
+        Simulation {
+            saga,
+            dice,
+            participant: Participant::default(),
+            commands: Vec::new(),
+            replies: Vec::new(),
+        }
     }
 
     fn run(&mut self) {
@@ -128,7 +150,9 @@ impl Simulation {
     }
 
     fn coordinator_sends(&mut self) {
-        let Some((step, active)) = self.saga.state.earliest() else { return };
+        let Some((step, active)) = self.saga.state.earliest() else {
+            return;
+        };
         if !matches!(active.phase, Phase::Taken | Phase::Sent) {
             return;
         }
@@ -138,7 +162,8 @@ impl Simulation {
         // Sending again is for the halves of a batch that was refused as a whole: nothing else is under way.
         self.forget(&id, attempt);
         if again {
-            self.replies.retain(|reply| reply.command.id != id || reply.command.attempt != attempt);
+            self.replies
+                .retain(|reply| reply.command.id != id || reply.command.attempt != attempt);
         }
         self.saga.sent();
         if self.dice.below(8) == 0 {
@@ -161,7 +186,11 @@ impl Simulation {
             return;
         }
         let at = self.dice.below(self.commands.len());
-        let command = if self.dice.below(6) == 0 { self.commands[at].clone() } else { self.commands.swap_remove(at) };
+        let command = if self.dice.below(6) == 0 {
+            self.commands[at].clone()
+        } else {
+            self.commands.swap_remove(at)
+        };
         let mood = self.mood(command.direction);
         let outcome = self.participant.takes(&command, mood, self.saga.now);
         if !outcome.is_final() {
@@ -174,7 +203,8 @@ impl Simulation {
     }
 
     fn forget(&mut self, id: &CommandId, attempt: u32) {
-        self.commands.retain(|command| command.id != *id || command.attempt != attempt);
+        self.commands
+            .retain(|command| command.id != *id || command.attempt != attempt);
     }
 
     fn mood(&mut self, direction: Direction) -> Outcome {
@@ -183,7 +213,9 @@ impl Simulation {
             0..=5 => failed(),
             6 => rejected(),
             7 => not_applicable(),
-            8 if direction == Direction::Do && self.saga.state.cause.respects_due_time() => not_due(later),
+            8 if direction == Direction::Do && self.saga.state.cause.respects_due_time() => {
+                not_due(later)
+            }
             _ => done(),
         }
     }
@@ -193,7 +225,10 @@ impl Simulation {
             return;
         }
         let at = self.dice.below(self.replies.len());
-        let Reply { command, mut outcome } = self.replies.swap_remove(at);
+        let Reply {
+            command,
+            mut outcome,
+        } = self.replies.swap_remove(at);
         if self.dice.below(10) == 0 {
             outcome = unknown();
         }
@@ -204,35 +239,66 @@ impl Simulation {
         if self.saga.state.command_id(&command.step, command.direction) != command.id {
             return; // Another run's: stale.
         }
-        let reply = self.saga.reply_to(command.step.as_str(), command.direction, command.attempt, outcome);
+        let reply = self.saga.reply_to(
+            command.step.as_str(),
+            command.direction,
+            command.attempt,
+            outcome,
+        );
         let refused = self.saga.tries(reply);
-        assert!(matches!(refused, Ok(()) | Err(Refused::Stale { .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Ok(()) | Err(Refused::Stale { .. })),
+            "{refused:?}"
+        );
     }
 
     fn time_passes(&mut self) {
-        let Some(wake_at) = self.saga.state.wake_at() else { return };
+        let Some(wake_at) = self.saga.state.wake_at() else {
+            return;
+        };
         if self.dice.below(4) == 0 {
             self.saga.now += TimeDelta::milliseconds(self.dice.below(20_000) as i64);
         } else {
             self.saga.now = self.saga.now.max(wake_at);
         }
         let found = self.saga.tries(Event::Due);
-        assert_eq!(found.is_ok(), self.saga.now >= wake_at, "the poll finds what is due, and nothing else");
+        assert_eq!(
+            found.is_ok(),
+            self.saga.now >= wake_at,
+            "the poll finds what is due, and nothing else"
+        );
     }
 
     fn somebody_asks(&mut self) {
-        let cause = [Cause::Timeout, Cause::Sweep, Cause::Buyer, Cause::Operator][self.dice.below(4)];
+        let cause =
+            [Cause::Timeout, Cause::Sweep, Cause::Buyer, Cause::Operator][self.dice.below(4)];
         let event = match self.dice.below(3) {
-            0 => Event::Retry { actor: "ann".to_owned(), reason: "again".to_owned() },
-            1 if self.dice.below(4) == 0 => Event::Resolve { actor: "ann".to_owned(), reason: "by hand".to_owned() },
+            0 => Event::Retry {
+                actor: "ann".to_owned(),
+                reason: "again".to_owned(),
+            },
+            1 if self.dice.below(4) == 0 => Event::Resolve {
+                actor: "ann".to_owned(),
+                reason: "by hand".to_owned(),
+            },
             _ => Event::CauseRaised { cause },
         };
         let refused = self.saga.tries(event);
-        assert!(!matches!(refused, Err(Refused::Illegal { .. } | Refused::Stale { .. })), "{refused:?}");
+        assert!(
+            !matches!(
+                refused,
+                Err(Refused::Illegal { .. } | Refused::Stale { .. })
+            ),
+            "{refused:?}"
+        );
     }
 
     fn breaker_opens(&mut self) {
-        let in_hand = self.saga.state.earliest().is_some_and(|(_, active)| active.phase == Phase::Taken);
+        let in_hand = self
+            .saga
+            .state
+            .earliest()
+            .is_some_and(|(_, active)| active.phase == Phase::Taken);
         if in_hand {
             let until = self.saga.now + TimeDelta::minutes(self.dice.below(10) as i64);
             self.saga.deferred(until);
@@ -242,7 +308,9 @@ impl Simulation {
     /// From now on everything is up and nobody asks for anything.
     fn comes_to_rest(&mut self) {
         for _ in 0..QUIET_ROUNDS {
-            let Some((_, active)) = self.saga.state.earliest() else { return };
+            let Some((_, active)) = self.saga.state.earliest() else {
+                return;
+            };
             if active.phase != Phase::Taken {
                 self.saga.woken();
                 continue;
@@ -277,9 +345,15 @@ impl Simulation {
             let in_effect = self.participant.in_effect(step);
             let progress = state.steps.get(step).map(|record| record.progress);
             match &state.status {
-                Status::Completed if progress == Some(Progress::Done) => assert_eq!(in_effect, 1, "{step}: {state:?}"),
-                Status::Completed if progress == Some(Progress::NotApplicable) => assert_eq!(in_effect, 0, "{step}"),
-                Status::Compensated | Status::Skipped { .. } => assert_eq!(in_effect, 0, "{step}: {state:?}"),
+                Status::Completed if progress == Some(Progress::Done) => {
+                    assert_eq!(in_effect, 1, "{step}: {state:?}")
+                }
+                Status::Completed if progress == Some(Progress::NotApplicable) => {
+                    assert_eq!(in_effect, 0, "{step}")
+                }
+                Status::Compensated | Status::Skipped { .. } => {
+                    assert_eq!(in_effect, 0, "{step}: {state:?}")
+                }
                 _ => assert!(in_effect <= 1, "{step}: {state:?}"),
             }
         }
@@ -288,12 +362,18 @@ impl Simulation {
 
 #[test]
 fn whatever_crashes_is_lost_or_comes_twice_the_books_balance() {
-    let only: Option<u64> = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
+    let only: Option<u64> = std::env::var("SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok());
     let seeds = only.map_or(0..SEEDS, |seed| seed..seed + 1);
     let mut ends: BTreeMap<&str, u64> = BTreeMap::new();
     let (shipped, kinds) = (shipped(), kinds());
     for seed in seeds {
-        let definition = if seed % 2 == 0 { shipped.clone() } else { kinds.clone() };
+        let definition = if seed % 2 == 0 {
+            shipped.clone()
+        } else {
+            kinds.clone()
+        };
         let run = std::panic::catch_unwind(|| {
             let mut simulation = Simulation::of(definition, seed);
             simulation.run();
@@ -301,11 +381,18 @@ fn whatever_crashes_is_lost_or_comes_twice_the_books_balance() {
         });
         match run {
             Ok(end) => *ends.entry(end).or_default() += 1,
-            Err(_) => panic!("the walk of seed {seed} went wrong; run SEED={seed} cargo test -p lapse-sagas simulation"),
+            Err(_) => panic!(
+                "the walk of seed {seed} went wrong; run SEED={seed} cargo test -p lapse-sagas simulation"
+            ),
         }
     }
     println!("seeds 0..{SEEDS}: {ends:?}");
-    let missing: Vec<&str> =
-        ["completed", "skipped", "compensated", "parked", "resolved"].into_iter().filter(|end| !ends.contains_key(end)).collect();
-    assert!(only.is_some() || missing.is_empty(), "no walk ended as {missing:?}");
+    let missing: Vec<&str> = ["completed", "skipped", "compensated", "parked", "resolved"]
+        .into_iter()
+        .filter(|end| !ends.contains_key(end))
+        .collect();
+    assert!(
+        only.is_some() || missing.is_empty(),
+        "no walk ended as {missing:?}"
+    );
 }

@@ -6,7 +6,9 @@ use lapse_sagas::outcome::Outcome;
 use lapse_sagas::state::Progress;
 use lapse_sagas::{Cause, Direction, Effect, Event, Phase, Refused, State, transition};
 
-use crate::given::{Saga, done, epoch, failed, mismatch, not_applicable, not_due, saga_id, shipped, unknown};
+use crate::given::{
+    Saga, done, epoch, failed, mismatch, not_applicable, not_due, saga_id, shipped, unknown,
+};
 
 use Direction::{Do, Undo};
 
@@ -40,7 +42,8 @@ fn a_paid_order_is_skipped() {
 #[test]
 fn nothing_to_do_later_skips_only_that_step() {
     let mut saga = overdue();
-    saga.sent_and_answered(done()).sent_and_answered(not_applicable());
+    saga.sent_and_answered(done())
+        .sent_and_answered(not_applicable());
     saga.stands_at("completed");
 }
 
@@ -51,7 +54,11 @@ fn a_failed_step_is_tried_once_and_three_times_more_with_growing_delays() {
         saga.sent_and_answered(failed());
         saga.is_at("cancel_order", Do, Phase::Retrying, attempt + 1);
         let waits = saga.open().1.wake_at - saga.now;
-        assert!(waits >= ms(full / 2) && waits <= ms(full), "{waits} before attempt {}", attempt + 1);
+        assert!(
+            waits >= ms(full / 2) && waits <= ms(full),
+            "{waits} before attempt {}",
+            attempt + 1
+        );
         saga.woken();
         saga.is_at("cancel_order", Do, Phase::Taken, attempt + 1);
     }
@@ -69,15 +76,25 @@ fn retry_delays_spread_over_the_upper_half_and_are_always_the_same_for_one_saga(
     };
     let delays: Vec<TimeDelta> = (0..200).map(delay).collect();
     assert_eq!(delays, (0..200).map(delay).collect::<Vec<_>>());
-    assert!(delays.iter().any(|delay| *delay < ms(600)) && delays.iter().any(|delay| *delay > ms(900)));
-    assert!(delays.iter().all(|delay| (ms(500)..=ms(1_000)).contains(delay)));
+    assert!(
+        delays.iter().any(|delay| *delay < ms(600)) && delays.iter().any(|delay| *delay > ms(900))
+    );
+    assert!(
+        delays
+            .iter()
+            .all(|delay| (ms(500)..=ms(1_000)).contains(delay))
+    );
 }
 
 #[test]
 fn a_missing_reply_counts_as_an_attempt_and_as_perhaps_applied() {
     let mut saga = overdue();
     saga.sent();
-    assert_eq!(saga.open().1.wake_at, epoch() + TimeDelta::seconds(6), "time-out and one second of grace");
+    assert_eq!(
+        saga.open().1.wake_at,
+        epoch() + TimeDelta::seconds(6),
+        "time-out and one second of grace"
+    );
     saga.woken();
     saga.is_at("cancel_order", Do, Phase::Retrying, 2);
     assert!(saga.state.steps[&"cancel_order".into()].maybe_applied);
@@ -87,9 +104,15 @@ fn a_missing_reply_counts_as_an_attempt_and_as_perhaps_applied() {
 fn the_same_command_id_goes_out_on_every_attempt() {
     let mut saga = overdue();
     let first = saga.command("cancel_order", Do);
-    saga.sent_and_answered(unknown()).woken().sent_and_answered(failed()).woken();
+    saga.sent_and_answered(unknown())
+        .woken()
+        .sent_and_answered(failed())
+        .woken();
     assert_eq!(saga.command("cancel_order", Do), first);
-    assert_eq!(first, "00000000-0000-0000-0000-000000000007:1:cancel_order:do");
+    assert_eq!(
+        first,
+        "00000000-0000-0000-0000-000000000007:1:cancel_order:do"
+    );
 }
 
 #[test]
@@ -99,7 +122,11 @@ fn an_order_that_is_not_due_yet_is_asked_again_at_its_new_due_time() {
     saga.sent_and_answered(not_due(until));
     saga.is_at("cancel_order", Do, Phase::Postponed, 1);
     assert_eq!(saga.open().1.wake_at, until);
-    assert_eq!(saga.open().1.first_sent_at, None, "the command's time to live starts again");
+    assert_eq!(
+        saga.open().1.first_sent_at,
+        None,
+        "the command's time to live starts again"
+    );
 }
 
 #[test]
@@ -127,7 +154,9 @@ fn an_absurd_new_due_time_does_not_put_a_saga_to_sleep_for_ever() {
 #[test]
 fn a_buyer_wakes_a_postponed_saga_now() {
     let mut saga = overdue();
-    saga.sent_and_answered(not_due(epoch() + TimeDelta::hours(2))).after(ms(10)).raised(Cause::Buyer);
+    saga.sent_and_answered(not_due(epoch() + TimeDelta::hours(2)))
+        .after(ms(10))
+        .raised(Cause::Buyer);
     assert_eq!(saga.open().1.wake_at, saga.now);
     assert_eq!(saga.state.cause, Cause::Buyer);
 }
@@ -141,14 +170,17 @@ fn a_buyer_does_not_shorten_a_retry_delay_or_an_open_breaker() {
     assert_eq!(saga.open().1.wake_at, wakes);
 
     let mut saga = overdue();
-    saga.deferred(epoch() + TimeDelta::seconds(30)).raised(Cause::Operator);
+    saga.deferred(epoch() + TimeDelta::seconds(30))
+        .raised(Cause::Operator);
     assert_eq!(saga.open().1.wake_at, epoch() + TimeDelta::seconds(30));
 }
 
 #[test]
 fn not_due_for_the_old_cause_is_followed_at_once_by_a_new_sending() {
     let mut saga = overdue();
-    saga.sent().raised(Cause::Buyer).answered(not_due(epoch() + TimeDelta::hours(2)));
+    saga.sent()
+        .raised(Cause::Buyer)
+        .answered(not_due(epoch() + TimeDelta::hours(2)));
     saga.is_at("cancel_order", Do, Phase::Taken, 1);
     saga.sent_and_answered(done());
     saga.is_at("replenish_stock", Do, Phase::Taken, 1);
@@ -159,7 +191,10 @@ fn a_cause_is_raised_and_never_lowered() {
     let mut saga = overdue();
     saga.raised(Cause::Operator);
     for cause in [Cause::Timeout, Cause::Sweep, Cause::Buyer, Cause::Operator] {
-        assert_eq!(saga.tries(Event::CauseRaised { cause }), Err(Refused::Unchanged));
+        assert_eq!(
+            saga.tries(Event::CauseRaised { cause }),
+            Err(Refused::Unchanged)
+        );
     }
     assert_eq!(saga.state.cause, Cause::Operator);
 }
@@ -168,7 +203,12 @@ fn a_cause_is_raised_and_never_lowered() {
 fn a_sweep_that_meets_a_postponed_saga_changes_nothing() {
     let mut saga = overdue();
     saga.sent_and_answered(not_due(epoch() + TimeDelta::hours(2)));
-    assert_eq!(saga.tries(Event::CauseRaised { cause: Cause::Sweep }), Err(Refused::Unchanged));
+    assert_eq!(
+        saga.tries(Event::CauseRaised {
+            cause: Cause::Sweep
+        }),
+        Err(Refused::Unchanged)
+    );
     assert_eq!(saga.open().1.wake_at, epoch() + TimeDelta::hours(2));
     assert_eq!(saga.state.cause, Cause::Timeout);
 }
@@ -178,10 +218,22 @@ fn a_buyer_cannot_hurry_a_saga_that_compensates_or_rests() {
     let mut saga = overdue();
     saga.sent_and_answered(done()).exhausted_by(failed);
     saga.stands_at("compensating");
-    let raise = || Event::CauseRaised { cause: Cause::Buyer };
-    assert_eq!(saga.tries(raise()), Err(Refused::Conflict { state: "compensating" }));
+    let raise = || Event::CauseRaised {
+        cause: Cause::Buyer,
+    };
+    assert_eq!(
+        saga.tries(raise()),
+        Err(Refused::Conflict {
+            state: "compensating"
+        })
+    );
     saga.sent_and_answered(done());
-    assert_eq!(saga.tries(raise()), Err(Refused::Conflict { state: "compensated" }));
+    assert_eq!(
+        saga.tries(raise()),
+        Err(Refused::Conflict {
+            state: "compensated"
+        })
+    );
 }
 
 #[test]
@@ -194,7 +246,13 @@ fn the_tenth_take_over_parks_a_crash_loop() {
     saga.woken();
     saga.stands_at("parked");
     assert_eq!(saga.alerts(), ["parked"]);
-    assert_eq!(saga.state.failure.as_ref().map(|failure| failure.class.as_str()), Some("crash_loop"));
+    assert_eq!(
+        saga.state
+            .failure
+            .as_ref()
+            .map(|failure| failure.class.as_str()),
+        Some("crash_loop")
+    );
 }
 
 #[test]
@@ -218,9 +276,18 @@ fn done_of_an_older_attempt_settles_the_step() {
 fn failed_and_not_due_of_an_older_attempt_are_stale() {
     let mut saga = overdue();
     saga.sent().woken().woken().sent();
-    for outcome in [failed(), not_due(epoch()), unknown(), Outcome::Expired, mismatch()] {
+    for outcome in [
+        failed(),
+        not_due(epoch()),
+        unknown(),
+        Outcome::Expired,
+        mismatch(),
+    ] {
         let late = saga.reply_to("cancel_order", Do, 1, outcome);
-        assert!(matches!(saga.tries(late), Err(Refused::Stale { attempt: 1, .. })));
+        assert!(matches!(
+            saga.tries(late),
+            Err(Refused::Stale { attempt: 1, .. })
+        ));
     }
 }
 
@@ -247,7 +314,11 @@ fn waiting_for_a_breaker_burns_no_attempt_until_patience_ends() {
     }
     let far = saga.now + TimeDelta::days(1);
     saga.deferred(far);
-    assert_eq!(saga.open().1.wake_at, epoch() + TimeDelta::minutes(15), "not later than patience");
+    assert_eq!(
+        saga.open().1.wake_at,
+        epoch() + TimeDelta::minutes(15),
+        "not later than patience"
+    );
     saga.woken().deferred(far);
     saga.stands_at("compensated");
 }
@@ -255,7 +326,9 @@ fn waiting_for_a_breaker_burns_no_attempt_until_patience_ends() {
 #[test]
 fn an_answer_ends_the_wait_that_patience_counts() {
     let mut saga = overdue();
-    saga.deferred(epoch() + TimeDelta::minutes(14)).woken().sent_and_answered(failed());
+    saga.deferred(epoch() + TimeDelta::minutes(14))
+        .woken()
+        .sent_and_answered(failed());
     assert_eq!(saga.open().1.deferred_since, None);
 }
 
@@ -272,5 +345,8 @@ fn a_stored_state_is_read_back_as_it_was() {
     let mut saga = overdue();
     saga.sent_and_answered(done()).sent_and_answered(unknown());
     let stored = serde_json::to_string(&saga.state).expect("a state has a JSON form");
-    assert_eq!(serde_json::from_str::<State>(&stored).expect("and is read from it"), saga.state);
+    assert_eq!(
+        serde_json::from_str::<State>(&stored).expect("and is read from it"),
+        saga.state
+    );
 }

@@ -12,12 +12,14 @@ use lapse_sagas::outcome::Outcome;
 use lapse_sagas::state::Progress;
 use lapse_sagas::transition::MAX_TAKEOVERS;
 use lapse_sagas::{
-    Cause, Definition, Direction, Effect, Event, Phase, Refused, State, Status, StepId, Timestamp, transition,
+    Cause, Definition, Direction, Effect, Event, Phase, Refused, State, Status, StepId, Timestamp,
+    transition,
 };
 use serde_json::Value;
 
 use crate::given::{
-    done, epoch, failed, kinds, mismatch, not_applicable, not_due, rejected, saga_id, shipped, unknown,
+    done, epoch, failed, kinds, mismatch, not_applicable, not_due, rejected, saga_id, shipped,
+    unknown,
 };
 
 /// Whether a step's action is in effect out there.
@@ -38,8 +40,17 @@ pub struct Arrow<'a> {
 }
 
 /// Walks everything up to a run; gives the number of states and of legal transitions.
-pub fn walk(definition: &Definition, last_run: u32, mut seen_arrow: impl FnMut(Arrow<'_>)) -> (usize, usize) {
-    let world: World = definition.body.steps.iter().map(|step| (step.id.clone(), Applied::No)).collect();
+pub fn walk(
+    definition: &Definition,
+    last_run: u32,
+    mut seen_arrow: impl FnMut(Arrow<'_>),
+) -> (usize, usize) {
+    let world: World = definition
+        .body
+        .steps
+        .iter()
+        .map(|step| (step.id.clone(), Applied::No))
+        .collect();
     let mut seen = HashSet::new();
     let mut open = Vec::new();
     for cause in [Cause::Timeout, Cause::Sweep, Cause::Buyer, Cause::Operator] {
@@ -59,12 +70,18 @@ pub fn walk(definition: &Definition, last_run: u32, mut seen_arrow: impl FnMut(A
             };
             arrows += 1;
             let world = consequence(&world, &state, &event);
-            let told = || format!("{event:?}\n before {state:?}\n after {after:?}\n {effects:?}\n {world:?}");
+            let told = || {
+                format!("{event:?}\n before {state:?}\n after {after:?}\n {effects:?}\n {world:?}")
+            };
             state_is_sound(definition, &after, &told);
             rest_is_right(definition, &after, &world, &told);
             effects_are_right(&state, &event, &after, &effects, &told);
             command_ids_last(definition, &state, &after, &told);
-            seen_arrow(Arrow { before: &state, event: &event, after: &after });
+            seen_arrow(Arrow {
+                before: &state,
+                event: &event,
+                after: &after,
+            });
             let after = canonical(after);
             if after.run <= last_run && seen.insert(key(&after, &world)) {
                 open.push((after, world));
@@ -75,7 +92,10 @@ pub fn walk(definition: &Definition, last_run: u32, mut seen_arrow: impl FnMut(A
 }
 
 fn key(state: &State, world: &World) -> String {
-    format!("{} {world:?}", serde_json::to_string(state).expect("a state has a JSON form"))
+    format!(
+        "{} {world:?}",
+        serde_json::to_string(state).expect("a state has a JSON form")
+    )
 }
 
 fn canonical(mut state: State) -> State {
@@ -107,21 +127,42 @@ fn events(definition: &Definition, state: &State) -> Vec<(Event, Timestamp)> {
     let mut events = vec![
         (Event::Due, now),
         (Event::Due, now - second),
-        (Event::Retry { actor: text("ann"), reason: text("fixed") }, now),
-        (Event::Resolve { actor: text("ann"), reason: text("done by hand") }, now),
+        (
+            Event::Retry {
+                actor: text("ann"),
+                reason: text("fixed"),
+            },
+            now,
+        ),
+        (
+            Event::Resolve {
+                actor: text("ann"),
+                reason: text("done by hand"),
+            },
+            now,
+        ),
     ];
     for cause in [Cause::Timeout, Cause::Sweep, Cause::Buyer, Cause::Operator] {
         events.push((Event::CauseRaised { cause }, now));
     }
     for step in definition.body.steps.iter().map(|step| &step.id) {
-        let deferred = |until| Event::Deferred { step: step.clone(), until, error: text("open: breaker") };
+        let deferred = |until| Event::Deferred {
+            step: step.clone(),
+            until,
+            error: text("open: breaker"),
+        };
         let patience_over = now + definition.body.patience.delta();
         events.push((Event::Sending { step: step.clone() }, now));
         events.push((deferred(now + second), now));
         events.push((deferred(patience_over), patience_over));
         for direction in [Direction::Do, Direction::Undo] {
             let replies = replies(state, step, direction);
-            let reply = |(attempt, outcome)| Event::Replied { step: step.clone(), direction, attempt, outcome };
+            let reply = |(attempt, outcome)| Event::Replied {
+                step: step.clone(),
+                direction,
+                attempt,
+                outcome,
+            };
             events.extend(replies.into_iter().map(|given| (reply(given), now)));
         }
     }
@@ -130,10 +171,16 @@ fn events(definition: &Definition, state: &State) -> Vec<(Event, Timestamp)> {
 
 /// Every answer to this attempt and to the one before; for a step that isn't open this way, two are enough.
 fn replies(state: &State, step: &StepId, direction: Direction) -> Vec<(u32, Outcome)> {
-    match state.active.get(step).filter(|active| active.direction == direction) {
+    match state
+        .active
+        .get(step)
+        .filter(|active| active.direction == direction)
+    {
         None => vec![(1, done()), (1, failed())],
         Some(active) => (active.attempt.saturating_sub(1).max(1)..=active.attempt)
-            .flat_map(|attempt| outcomes(epoch() + TimeDelta::seconds(1)).map(|outcome| (attempt, outcome)))
+            .flat_map(|attempt| {
+                outcomes(epoch() + TimeDelta::seconds(1)).map(|outcome| (attempt, outcome))
+            })
             .collect(),
     }
 }
@@ -157,19 +204,32 @@ fn consequence(world: &World, before: &State, event: &Event) -> World {
     let mut world = world.clone();
     match event {
         Event::Due => {
-            let unanswered = before.active.iter().filter(|(_, active)| active.phase == Phase::Sent);
+            let unanswered = before
+                .active
+                .iter()
+                .filter(|(_, active)| active.phase == Phase::Sent);
             for (step, _) in unanswered.filter(|(_, active)| active.direction == Direction::Do) {
                 world.insert(step.clone(), Applied::Perhaps);
             }
         }
-        Event::Replied { step, direction, outcome, .. } => {
+        Event::Replied {
+            step,
+            direction,
+            outcome,
+            ..
+        } => {
             let applied = match (direction, outcome) {
                 (Direction::Do, Outcome::Done { .. }) => Some(Applied::Yes),
-                (Direction::Do, Outcome::NotApplicable { .. } | Outcome::Rejected { .. }) => Some(Applied::No),
-                (Direction::Do, Outcome::Unknown { .. } | Outcome::Mismatch { .. } | Outcome::Expired) => {
-                    Some(Applied::Perhaps)
+                (Direction::Do, Outcome::NotApplicable { .. } | Outcome::Rejected { .. }) => {
+                    Some(Applied::No)
                 }
-                (Direction::Undo, Outcome::Done { .. } | Outcome::NotApplicable { .. }) => Some(Applied::No),
+                (
+                    Direction::Do,
+                    Outcome::Unknown { .. } | Outcome::Mismatch { .. } | Outcome::Expired,
+                ) => Some(Applied::Perhaps),
+                (Direction::Undo, Outcome::Done { .. } | Outcome::NotApplicable { .. }) => {
+                    Some(Applied::No)
+                }
                 _ => None,
             };
             world.extend(applied.map(|applied| (step.clone(), applied)));
@@ -183,39 +243,91 @@ fn refusal_is_right(state: &State, event: &Event, now: Timestamp, refused: &Refu
     let right = match event {
         Event::Due => *refused == Refused::Unchanged && (!state.status.is_live() || now < epoch()),
         Event::Replied { .. } => matches!(refused, Refused::Stale { .. }),
-        Event::Sending { .. } | Event::Deferred { .. } => matches!(refused, Refused::Illegal { .. }),
-        Event::CauseRaised { .. } => matches!(refused, Refused::Unchanged | Refused::Conflict { .. }),
+        Event::Sending { .. } | Event::Deferred { .. } => {
+            matches!(refused, Refused::Illegal { .. })
+        }
+        Event::CauseRaised { .. } => {
+            matches!(refused, Refused::Unchanged | Refused::Conflict { .. })
+        }
         Event::Retry { .. } | Event::Resolve { .. } => matches!(refused, Refused::Conflict { .. }),
     };
     assert!(right, "{event:?} was refused with {refused:?} in {state:?}");
 }
 
 fn state_is_sound(definition: &Definition, state: &State, told: &dyn Fn() -> String) {
-    assert_eq!(state.status.is_live(), state.wake_at().is_some(), "live exactly with a wake-up time: {}", told());
-    assert_eq!(state.active.len(), usize::from(state.status.is_live()), "one open step at a time: {}", told());
-    let way = if state.status == Status::Running { Direction::Do } else { Direction::Undo };
+    assert_eq!(
+        state.status.is_live(),
+        state.wake_at().is_some(),
+        "live exactly with a wake-up time: {}",
+        told()
+    );
+    assert_eq!(
+        state.active.len(),
+        usize::from(state.status.is_live()),
+        "one open step at a time: {}",
+        told()
+    );
+    let way = if state.status == Status::Running {
+        Direction::Do
+    } else {
+        Direction::Undo
+    };
     for (step, active) in &state.active {
         assert_eq!(active.direction, way, "{}", told());
-        let max = definition.step(step).expect("a step of the definition").retries.max;
-        assert!((1..=max + 1).contains(&active.attempt), "attempts over the policy: {}", told());
+        let max = definition
+            .step(step)
+            .expect("a step of the definition")
+            .retries
+            .max;
+        assert!(
+            (1..=max + 1).contains(&active.attempt),
+            "attempts over the policy: {}",
+            told()
+        );
         assert!(active.takeovers < MAX_TAKEOVERS, "{}", told());
-        assert!(state.steps.contains_key(step), "an open step has a record: {}", told());
+        assert!(
+            state.steps.contains_key(step),
+            "an open step has a record: {}",
+            told()
+        );
         let sent = active.phase == Phase::Sent;
-        assert!(!sent || active.first_sent_at.is_some(), "what is sent was first sent at some time: {}", told());
+        assert!(
+            !sent || active.first_sent_at.is_some(),
+            "what is sent was first sent at some time: {}",
+            told()
+        );
     }
-    let failing = matches!(state.status, Status::Compensating | Status::Compensated | Status::Parked);
-    assert!(!failing || state.failure.is_some(), "a failing saga knows why: {}", told());
+    let failing = matches!(
+        state.status,
+        Status::Compensating | Status::Compensated | Status::Parked
+    );
+    assert!(
+        !failing || state.failure.is_some(),
+        "a failing saga knows why: {}",
+        told()
+    );
 }
 
 fn rest_is_right(definition: &Definition, state: &State, world: &World, told: &dyn Fn() -> String) {
     match &state.status {
         Status::Compensated => {
-            assert!(world.values().all(|applied| *applied == Applied::No), "something was left applied: {}", told());
-            let left = state.steps.values().any(|record| matches!(record.progress, Progress::Done | Progress::Open));
+            assert!(
+                world.values().all(|applied| *applied == Applied::No),
+                "something was left applied: {}",
+                told()
+            );
+            let left = state
+                .steps
+                .values()
+                .any(|record| matches!(record.progress, Progress::Done | Progress::Open));
             assert!(!left, "a step was left done: {}", told());
         }
         Status::Skipped { .. } => {
-            assert!(world.values().all(|applied| *applied == Applied::No), "skipped after something: {}", told());
+            assert!(
+                world.values().all(|applied| *applied == Applied::No),
+                "skipped after something: {}",
+                told()
+            );
         }
         Status::Completed => {
             for step in &definition.body.steps {
@@ -223,7 +335,9 @@ fn rest_is_right(definition: &Definition, state: &State, world: &World, told: &d
                 let right = match progress {
                     Some(Progress::Done) => world[&step.id] == Applied::Yes,
                     Some(Progress::NotApplicable) => world[&step.id] == Applied::No,
-                    Some(Progress::Exhausted) => step.on_exhausted == Some(lapse_sagas::definition::OnExhausted::Continue),
+                    Some(Progress::Exhausted) => {
+                        step.on_exhausted == Some(lapse_sagas::definition::OnExhausted::Continue)
+                    }
                     _ => false,
                 };
                 assert!(right, "completed, but not {}: {}", step.id, told());
@@ -233,13 +347,28 @@ fn rest_is_right(definition: &Definition, state: &State, world: &World, told: &d
     }
 }
 
-fn effects_are_right(before: &State, event: &Event, after: &State, effects: &[Effect], told: &dyn Fn() -> String) {
+fn effects_are_right(
+    before: &State,
+    event: &Event,
+    after: &State,
+    effects: &[Effect],
+    told: &dyn Fn() -> String,
+) {
     let rested = !after.status.is_live() && before.status != after.status;
     let ended = effects.contains(&Effect::Ended(after.status.clone()));
-    assert_eq!(rested, ended, "coming to rest is told, and nothing else is: {}", told());
+    assert_eq!(
+        rested,
+        ended,
+        "coming to rest is told, and nothing else is: {}",
+        told()
+    );
     if rested && matches!(after.status, Status::Parked | Status::Compensated) {
         let alerted = |effect: &Effect| matches!(effect, Effect::Alert(alert) if alert.kind == after.status.name());
-        assert!(effects.iter().any(alerted), "it stopped without an alert: {}", told());
+        assert!(
+            effects.iter().any(alerted),
+            "it stopped without an alert: {}",
+            told()
+        );
     }
     let entries: Vec<&Entry> = effects
         .iter()
@@ -251,20 +380,44 @@ fn effects_are_right(before: &State, event: &Event, after: &State, effects: &[Ef
     let waits = |phase| matches!(phase, Phase::Retrying | Phase::Postponed | Phase::Deferred);
     let takes = *event == Event::Due && before.active.values().all(|active| waits(active.phase));
     let silent = takes || matches!(event, Event::Sending { .. });
-    assert_eq!(entries.len(), usize::from(!silent), "one entry for all that counts: {}", told());
-    assert!(entries.iter().all(|entry| entry.state == after.status.name()), "{}", told());
+    assert_eq!(
+        entries.len(),
+        usize::from(!silent),
+        "one entry for all that counts: {}",
+        told()
+    );
+    assert!(
+        entries
+            .iter()
+            .all(|entry| entry.state == after.status.name()),
+        "{}",
+        told()
+    );
 }
 
 /// A command id changes only in a new run.
-fn command_ids_last(definition: &Definition, before: &State, after: &State, told: &dyn Fn() -> String) {
+fn command_ids_last(
+    definition: &Definition,
+    before: &State,
+    after: &State,
+    told: &dyn Fn() -> String,
+) {
     for step in before.steps.keys() {
         assert!(definition.step(step).is_some(), "{}", told());
         for direction in [Direction::Do, Direction::Undo] {
             let kept = before.command_id(step, direction) == after.command_id(step, direction);
-            assert!(kept || after.run == before.run + 1, "a command id changed: {}", told());
+            assert!(
+                kept || after.run == before.run + 1,
+                "a command id changed: {}",
+                told()
+            );
             let maybe_applied = before.steps[step].maybe_applied && direction == Direction::Do;
             let restarted = before.status == Status::Compensated;
-            assert!(kept || restarted || !maybe_applied, "an unanswered command got a new id: {}", told());
+            assert!(
+                kept || restarted || !maybe_applied,
+                "an unanswered command got a new id: {}",
+                told()
+            );
         }
     }
 }
@@ -273,12 +426,18 @@ fn command_ids_last(definition: &Definition, before: &State, after: &State, told
 fn every_reachable_state_of_the_shipped_definition_is_sound() {
     let (states, arrows) = walk(&shipped(), 3, |_| {});
     println!("cancel-and-replenish: {states} states, {arrows} legal transitions");
-    assert!(states > 10_000, "only {states} states: the walk has lost its way");
+    assert!(
+        states > 10_000,
+        "only {states} states: the walk has lost its way"
+    );
 }
 
 #[test]
 fn every_reachable_state_of_a_saga_with_a_pivot_is_sound() {
     let (states, arrows) = walk(&kinds(), 2, |_| {});
     println!("kinds: {states} states, {arrows} legal transitions");
-    assert!(states > 10_000, "only {states} states: the walk has lost its way");
+    assert!(
+        states > 10_000,
+        "only {states} states: the walk has lost its way"
+    );
 }
