@@ -15,8 +15,9 @@ use crate::config::{self, Config, LogFormat};
 use crate::store;
 
 mod answer;
+mod dev;
 mod look;
-mod migrate;
+pub(crate) mod migrate;
 mod run;
 mod shop;
 mod start;
@@ -58,6 +59,8 @@ pub(crate) enum Output {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Try Lapse out on this machine: private Postgres, in-process broker, a shop and its orders.
+    Dev(dev::Args),
     /// Run a coordinator until SIGTERM.
     Run(run::Args),
     /// Bring the tables up to this version.
@@ -150,6 +153,7 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
     let config = config::load(cli.config.as_deref(), &flags).map_err(|error| Exit::Invalid(format!("{error:#}")))?;
     let context = Context { config, output: cli.output };
     match cli.command {
+        Command::Dev(args) => dev::run(context, args).await,
         Command::Run(args) => run::run(context, args).await,
         Command::Migrate => migrate::run(context).await,
         Command::Topics(command) => topics::run(context, command).await,
