@@ -74,11 +74,7 @@ impl Definitions {
     /// # Errors
     /// Those of [`routing::route`].
     pub fn route(&self, event: &OrderEvent) -> Result<Arc<Definition>, BadRecord> {
-        let active = self.active();
-        let found = routing::route(active.iter().map(Arc::as_ref), event)
-            .map_err(|bad| BadRecord { reason: bad.reason, detail: bad.detail })?;
-        let shared = active.iter().find(|definition| definition.hash == found.hash);
-        shared.cloned().ok_or_else(|| BadRecord { reason: "no_definition", detail: "the set has just changed".to_owned() })
+        routing::route(self.active(), event).map_err(|bad| BadRecord { reason: bad.reason, detail: bad.detail })
     }
 
     /// The active definition of this name.

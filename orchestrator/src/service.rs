@@ -40,6 +40,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// A running process.
 pub struct Service {
     coordinator: Coordinator,
+    bus: Arc<dyn Bus>,
     http: JoinHandle<()>,
     stop: CancellationToken,
 }
@@ -67,9 +68,14 @@ impl Service {
         let coordinator = Coordinator::start(parts, config);
         let stop = CancellationToken::new();
         tokio::spawn(keep_time(clock.clone(), stop.clone()));
-        let site = http::Site { executor: coordinator.executor(), store, bus, definitions, clock, metrics };
+        let site = http::Site { executor: coordinator.executor(), store, bus: bus.clone(), definitions, clock, metrics };
         let http = serve(config, site, stop.clone()).await?;
-        Ok(Service { coordinator, http, stop })
+        Ok(Service { coordinator, bus, http, stop })
+    }
+
+    /// Kafka, for whoever else in this process has messages.
+    pub fn bus(&self) -> Arc<dyn Bus> {
+        self.bus.clone()
     }
 
     /// Drains and stops.

@@ -110,7 +110,7 @@ pub enum Effect {
 /// One line of a saga's history.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Entry {
-    /// What happened: `started`, `replied`, `timed_out`, `taken_over`, `deferred`, `cause_raised`, `retried`, `resolved`.
+    /// What happened: `started`, `replied`, `postponed`, `timed_out`, `taken_over`, `deferred`, `cause_raised`, `retried`, `resolved`.
     pub kind: String,
     /// The step, if it was about one.
     #[serde(default, skip_serializing_if = "Option::is_none")]

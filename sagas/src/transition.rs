@@ -169,12 +169,12 @@ impl Change<'_> {
                 active.error = Some(error.clone());
             });
         }
-        self.note(
-            "deferred",
-            step,
-            &active,
-            json!({ "error": error, "wake_at": self.wake_at(step) }),
-        );
+        // Waiting on is not worth a line every two seconds; that it began and how it ended is.
+        let goes_on = self.now < patience_ends;
+        if active.deferred_since.is_none() || !goes_on {
+            let detail = json!({ "error": error, "wake_at": self.wake_at(step) });
+            self.note("deferred", step, &active, detail);
+        }
         Ok(())
     }
 
@@ -305,7 +305,7 @@ impl Change<'_> {
         });
         self.effects.push(Effect::Count(Counter::Postponed));
         self.note(
-            "replied",
+            "postponed",
             step,
             &answered,
             json!({ "outcome": "not_due", "until": until, "wake_at": wake_at }),

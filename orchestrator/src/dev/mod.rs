@@ -37,7 +37,7 @@ pub struct Options {
 
 /// A running `lapse dev`. Fields are stopped from first to last.
 pub struct Dev {
-    service: Option<Service>,
+    service: Service,
     config: Config,
     began: Instant,
     _broker: broker::Broker,
@@ -65,7 +65,7 @@ impl Dev {
         migrate::migrate(&config).await?;
         let service = Service::start(&config, metrics).await?;
         say(began, &format!("coordinator started, http://{}/metrics", config.http.listen));
-        Ok(Dev { service: Some(service), config, began, _broker: broker, _postgres: postgres })
+        Ok(Dev { service, config, began, _broker: broker, _postgres: postgres })
     }
 
     /// Lets the shop place its orders and waits until each has found its end, then counts.
@@ -73,15 +73,13 @@ impl Dev {
     /// # Errors
     /// If an order did not come to rest in time, or a database did not answer.
     pub async fn stream(&self, options: &Options) -> anyhow::Result<Report> {
-        let tally = stream::run(&self.config, self.began, options).await?;
+        let tally = stream::run(&self.config, self.service.bus(), self.began, options).await?;
         report::make(&self.config, options.seed, tally).await
     }
 
     /// Drains the coordinator, then stops the broker and Postgres.
-    pub async fn stop(mut self) {
-        if let Some(service) = self.service.take() {
-            service.stop().await;
-        }
+    pub async fn stop(self) {
+        self.service.stop().await;
     }
 }
 

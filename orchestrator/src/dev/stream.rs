@@ -3,19 +3,20 @@
 //! Relies on the shop's outbox for its events and on `ops_v1` for what became of them. Never: cancels anything itself.
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use chrono::TimeDelta;
 use lapse_participants::fault::Answer;
-use lapse_participants::shop::{Line, NewOrder, OrderRef, PayOutcome, Shop, Totals};
+use lapse_participants::shop::{Line, NewOrder, OrderRef, OutboxRow, PayOutcome, Shop, Totals};
 use lapse_participants::stock::StockKey;
 use rust_decimal::Decimal;
 use uuid::Uuid;
 
 use super::{Options, say};
+use crate::bus::{Bus, Publish};
 use crate::config::Config;
-use crate::kafka::publisher::Publisher;
 use crate::service;
 use crate::store::Store;
 use crate::store::ops::{Filter, Ops, SagaRow};
@@ -60,7 +61,12 @@ struct Planned {
 }
 
 /// Places, pays, shows, until every saga is at rest.
-pub(super) async fn run(config: &Config, began: Instant, options: &Options) -> anyhow::Result<Tally> {
+pub(super) async fn run(
+    config: &Config,
+    bus: Arc<dyn Bus>,
+    began: Instant,
+    options: &Options,
+) -> anyhow::Result<Tally> {
     let shop = Shop::new(service::shop_database(config)?);
     let db = service::database(config)?;
     let (store, ops) = (PgStore::new(db.clone()), Ops::new(db));
@@ -69,7 +75,7 @@ pub(super) async fn run(config: &Config, began: Instant, options: &Options) -> a
     shop.stock_up_many(&supply).await.context("put units in stock")?;
     let stock_before = shop.totals().await.context("count the stock")?;
 
-    let relay = tokio::spawn(relay(shop.clone(), Publisher::new(&config.kafka_settings())?));
+    let relay = tokio::spawn(relay(shop.clone(), bus));
     let mut random = fastrand::Rng::with_seed(options.seed);
     let mut buyers = tokio::task::JoinSet::new();
     let mut watch = Watch::new(ops, began);
@@ -136,19 +142,20 @@ async fn buy(shop: Shop, order_id: String, fate: Fate, after: Duration) -> anyho
 }
 
 /// The shop's own relay: order events from its outbox to `lapse.schedule`.
-async fn relay(shop: Shop, publisher: Publisher) {
+async fn relay(shop: Shop, bus: Arc<dyn Bus>) {
     loop {
-        if let Err(error) = relay_once(&shop, &publisher).await {
+        if let Err(error) = relay_once(&shop, bus.as_ref()).await {
             tracing::warn!(%error, "the shop's relay comes again");
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-async fn relay_once(shop: &Shop, publisher: &Publisher) -> anyhow::Result<()> {
+async fn relay_once(shop: &Shop, bus: &dyn Bus) -> anyhow::Result<()> {
     let rows = shop.claim_outbox(500).await?;
-    let records = rows.iter().map(|row| (row.key.clone(), row.payload.clone())).collect();
-    let acked = publisher.publish("schedule", records).await;
+    let message =
+        |row: &OutboxRow| Publish { topic: "schedule".to_owned(), key: row.key.clone(), payload: row.payload.clone() };
+    let acked = bus.publish(rows.iter().map(message).collect()).await;
     let produced: Vec<i64> = rows.iter().zip(acked).filter(|(_, acked)| *acked).map(|(row, _)| row.outbox_id).collect();
     shop.delete_outbox(&produced).await?;
     Ok(())

@@ -379,7 +379,10 @@ fn effects_are_right(
         .collect();
     let waits = |phase| matches!(phase, Phase::Retrying | Phase::Postponed | Phase::Deferred);
     let takes = *event == Event::Due && before.active.values().all(|active| waits(active.phase));
-    let silent = takes || matches!(event, Event::Sending { .. });
+    let waits_on = matches!(event, Event::Deferred { step, .. }
+        if before.active[step].deferred_since.is_some()
+            && after.active.get(step).is_some_and(|active| active.phase == Phase::Deferred));
+    let silent = takes || waits_on || matches!(event, Event::Sending { .. });
     assert_eq!(
         entries.len(),
         usize::from(!silent),
