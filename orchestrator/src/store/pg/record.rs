@@ -120,7 +120,7 @@ async fn update(
     let hashes: Vec<&[u8]> = heads.iter().map(|head| head.hash.as_slice()).collect();
     let updated = sqlx::query_file!(
         "src/store/pg/record.sql",
-        &columns.distinct_days(),
+        columns.first_day(),
         &columns.days,
         &ids,
         &versions,

@@ -12,6 +12,7 @@ use sqlx::PgConnection;
 use tracing::error;
 use uuid::Uuid;
 
+use super::columns::first_day;
 use super::record::{Written, stored, write};
 use super::rollup::Counts;
 use crate::store::db::{Abort, Db};
@@ -145,10 +146,9 @@ async fn lock(tx: &mut PgConnection, which: &Which) -> Result<Vec<Row>, sqlx::Er
             ids.sort_unstable();
             ids.dedup();
             let days: Vec<NaiveDate> = ids.iter().map(|id| day(*id)).collect();
-            let mut distinct = days.clone();
-            distinct.dedup();
+            let first = first_day(&days);
             let ids: Vec<Uuid> = ids.into_iter().map(|id| id.0).collect();
-            sqlx::query_file_as!(Row, "src/store/pg/lock_ids.sql", &distinct, &days, &ids)
+            sqlx::query_file_as!(Row, "src/store/pg/lock_ids.sql", first, &days, &ids)
                 .fetch_all(tx)
                 .await
         }
@@ -179,15 +179,12 @@ async fn clock_and_events(
 ) -> Result<(Timestamp, HashMap<Uuid, String>), sqlx::Error> {
     let ids: Vec<Uuid> = rows.iter().map(|row| row.saga_id).collect();
     let days: Vec<NaiveDate> = rows.iter().map(|row| day(SagaId(row.saga_id))).collect();
-    let mut distinct = days.clone();
-    distinct.sort_unstable();
-    distinct.dedup();
     let found = sqlx::query!(
         r#"select clock_timestamp() as "now!", t.saga_id as "saga_id!", h.entry as "entry?"
            from unnest($2::date[], $3::uuid[]) as t (day, saga_id)
            left join lapse.history as h
-             on h.day = any($1::date[]) and h.day = t.day and h.saga_id = t.saga_id and h.seq = 1"#,
-        &distinct,
+             on h.day >= $1 and h.day = t.day and h.saga_id = t.saga_id and h.seq = 1"#,
+        first_day(&days),
         &days,
         &ids
     )
