@@ -36,8 +36,15 @@ impl Anchored {
     /// Those of [`Store::now`].
     pub async fn new(store: Arc<dyn Store>) -> Result<Anchored, store::Error> {
         let time = store.now().await?;
-        let anchor = Anchor { at: Instant::now(), time, latest: time };
-        Ok(Anchored { store, anchor: Mutex::new(anchor) })
+        let anchor = Anchor {
+            at: Instant::now(),
+            time,
+            latest: time,
+        };
+        Ok(Anchored {
+            store,
+            anchor: Mutex::new(anchor),
+        })
     }
 
     /// Looks again. The time shown never steps back: after a step of the database's clock it waits for it.
@@ -57,7 +64,10 @@ impl Clock for Anchored {
     fn now(&self) -> Timestamp {
         let mut anchor = self.anchor.lock().unwrap_or_else(PoisonError::into_inner);
         let passed = TimeDelta::from_std(anchor.at.elapsed()).unwrap_or(TimeDelta::MAX);
-        let now = anchor.time.checked_add_signed(passed).unwrap_or(anchor.latest);
+        let now = anchor
+            .time
+            .checked_add_signed(passed)
+            .unwrap_or(anchor.latest);
         anchor.latest = anchor.latest.max(now);
         anchor.latest
     }
@@ -72,7 +82,10 @@ pub struct Simulated {
 impl Simulated {
     /// A clock that shows `start` now.
     pub fn from(start: Timestamp) -> Simulated {
-        Simulated { began: tokio::time::Instant::now(), time: start }
+        Simulated {
+            began: tokio::time::Instant::now(),
+            time: start,
+        }
     }
 }
 

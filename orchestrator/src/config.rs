@@ -142,7 +142,11 @@ pub enum LogFormat {
 
 impl Default for Postgres {
     fn default() -> Self {
-        Postgres { url: "postgres://127.0.0.1/lapse".to_owned(), writers: 4, readers: 4 }
+        Postgres {
+            url: "postgres://127.0.0.1/lapse".to_owned(),
+            writers: 4,
+            readers: 4,
+        }
     }
 }
 
@@ -155,7 +159,10 @@ impl Default for Kafka {
             group: "lapse".to_owned(),
             instance_id: String::new(),
             memory_mb: 256,
-            buckets: delays.iter().filter_map(|delay| delay.parse().ok()).collect(),
+            buckets: delays
+                .iter()
+                .filter_map(|delay| delay.parse().ok())
+                .collect(),
             partitions: 8,
             replication: -1,
             properties: BTreeMap::new(),
@@ -165,7 +172,9 @@ impl Default for Kafka {
 
 impl Default for Http {
     fn default() -> Self {
-        Http { listen: ([127, 0, 0, 1], 8380).into() }
+        Http {
+            listen: ([127, 0, 0, 1], 8380).into(),
+        }
     }
 }
 
@@ -183,13 +192,20 @@ impl Default for Executor {
 
 impl Default for Sweep {
     fn default() -> Self {
-        Sweep { enabled: true, every: Span::from_secs(5) }
+        Sweep {
+            enabled: true,
+            every: Span::from_secs(5),
+        }
     }
 }
 
 impl Default for Shop {
     fn default() -> Self {
-        Shop { enabled: false, url: String::new(), connections: 8 }
+        Shop {
+            enabled: false,
+            url: String::new(),
+            connections: 8,
+        }
     }
 }
 
@@ -201,7 +217,10 @@ impl Default for Definitions {
 
 impl Default for Log {
     fn default() -> Self {
-        Log { format: LogFormat::Text, filter: "info".to_owned() }
+        Log {
+            format: LogFormat::Text,
+            filter: "info".to_owned(),
+        }
     }
 }
 
@@ -211,17 +230,24 @@ impl Default for Log {
 /// # Errors
 /// What is wrong, in which layer, under which key.
 pub fn load(file: Option<&Path>, flags: &[(String, String)]) -> anyhow::Result<Config> {
-    let defaults = ::config::Config::try_from(&Config::default()).context("read the default settings")?;
+    let defaults =
+        ::config::Config::try_from(&Config::default()).context("read the default settings")?;
     let file = match file {
         Some(path) => ::config::File::from(path).required(true),
         None => ::config::File::from(Path::new("lapse.toml")).required(false),
     };
-    let mut builder = ::config::Config::builder().add_source(defaults).add_source(file.format(::config::FileFormat::Toml));
+    let mut builder = ::config::Config::builder()
+        .add_source(defaults)
+        .add_source(file.format(::config::FileFormat::Toml));
     for (key, value) in environment()? {
-        builder = builder.set_override(&key, value).with_context(|| format!("set {key} from the environment"))?;
+        builder = builder
+            .set_override(&key, value)
+            .with_context(|| format!("set {key} from the environment"))?;
     }
     for (key, value) in flags {
-        builder = builder.set_override(key, value.clone()).with_context(|| format!("set {key} from a flag"))?;
+        builder = builder
+            .set_override(key, value.clone())
+            .with_context(|| format!("set {key} from a flag"))?;
     }
     let config: Config = builder
         .build()
@@ -235,13 +261,19 @@ pub fn load(file: Option<&Path>, flags: &[(String, String)]) -> anyhow::Result<C
 /// The layer of the environment: `LAPSE__KAFKA__BROKERS`, and the names other tools use too.
 fn environment() -> anyhow::Result<Vec<(String, String)>> {
     let mut layer = Vec::new();
-    for (name, key) in [("DATABASE_URL", "postgres.url"), ("KAFKA_BROKERS", "kafka.brokers"), ("RUST_LOG", "log.filter")] {
+    for (name, key) in [
+        ("DATABASE_URL", "postgres.url"),
+        ("KAFKA_BROKERS", "kafka.brokers"),
+        ("RUST_LOG", "log.filter"),
+    ] {
         if let Ok(value) = std::env::var(name) {
             layer.push((key.to_owned(), value));
         }
     }
     for (name, value) in std::env::vars() {
-        let Some(rest) = name.strip_prefix("LAPSE__") else { continue };
+        let Some(rest) = name.strip_prefix("LAPSE__") else {
+            continue;
+        };
         let parts: Vec<String> = rest.split("__").map(str::to_ascii_lowercase).collect();
         anyhow::ensure!(
             parts.len() == 2 && parts.iter().all(|part| !part.is_empty()),
@@ -259,7 +291,10 @@ impl Config {
             "http.listen is {}: without tokens Lapse listens on loopback only; use 127.0.0.1 and a proxy that knows who may",
             self.http.listen
         );
-        anyhow::ensure!(!self.kafka.buckets.is_empty(), "kafka.buckets is empty; name at least one delay, such as [\"1m\"]");
+        anyhow::ensure!(
+            !self.kafka.buckets.is_empty(),
+            "kafka.buckets is empty; name at least one delay, such as [\"1m\"]"
+        );
         anyhow::ensure!(
             self.kafka.buckets.is_sorted_by(|a, b| a < b),
             "kafka.buckets must ascend without repetition"
@@ -269,7 +304,10 @@ impl Config {
             "executor.batch_max is {}; between 1 and 5000 it is a batch",
             self.executor.batch_max
         );
-        anyhow::ensure!(self.executor.slots >= 1, "executor.slots must be at least 1");
+        anyhow::ensure!(
+            self.executor.slots >= 1,
+            "executor.slots must be at least 1"
+        );
         anyhow::ensure!(
             self.postgres.writers >= 2 && self.postgres.readers >= 1,
             "postgres.writers must be at least 2 and postgres.readers at least 1"
@@ -282,7 +320,8 @@ impl Config {
         if !self.kafka.instance_id.is_empty() {
             return self.kafka.instance_id.clone();
         }
-        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "lapse".to_owned());
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname")
+            .unwrap_or_else(|_| "lapse".to_owned());
         format!("{}-{}", host.trim(), self.http.listen.port())
     }
 
@@ -303,7 +342,11 @@ impl Config {
 
     /// Where the shop's tables are.
     pub fn shop_url(&self) -> &str {
-        if self.shop.url.is_empty() { &self.postgres.url } else { &self.shop.url }
+        if self.shop.url.is_empty() {
+            &self.postgres.url
+        } else {
+            &self.shop.url
+        }
     }
 
     /// How long the poll pauses when nothing is due.

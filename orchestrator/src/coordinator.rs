@@ -59,18 +59,34 @@ pub struct Coordinator {
 impl Coordinator {
     /// Starts every part.
     pub fn start(parts: Parts, config: &Config) -> Coordinator {
-        let Parts { store, bus, clock, definitions, participants } = parts;
+        let Parts {
+            store,
+            bus,
+            clock,
+            definitions,
+            participants,
+        } = parts;
         let settings = executor::Settings {
             batch_max: config.executor.batch_max,
             slots: config.executor.slots,
             held_max: config.executor.held_max,
         };
-        let executor = Executor::new(store.clone(), clock.clone(), definitions.clone(), participants, settings);
+        let executor = Executor::new(
+            store.clone(),
+            clock.clone(),
+            definitions.clone(),
+            participants,
+            settings,
+        );
         let (stop_taking, stop_sending) = (CancellationToken::new(), CancellationToken::new());
         let (mut taking, mut sending) = (JoinSet::new(), JoinSet::new());
 
         sending.spawn(executor.clone().run());
-        let relay = Relay { store: store.clone(), bus: bus.clone(), every: Duration::from_millis(100) };
+        let relay = Relay {
+            store: store.clone(),
+            bus: bus.clone(),
+            every: Duration::from_millis(100),
+        };
         let stop = stop_sending.clone();
         sending.spawn(async move { relay.run(&stop).await });
 
@@ -85,14 +101,32 @@ impl Coordinator {
         let stop = stop_taking.clone();
         taking.spawn(async move { intake.run(&stop).await });
         taking.spawn(poll(executor.clone(), config.poll(), stop_taking.clone()));
-        taking.spawn(keep_fresh(store.clone(), definitions.clone(), stop_taking.clone()));
+        taking.spawn(keep_fresh(
+            store.clone(),
+            definitions.clone(),
+            stop_taking.clone(),
+        ));
         if config.sweep.enabled {
             let every = config.sweep.every.into();
-            let sweep = Sweep { bus: bus.clone(), store, executor: executor.clone(), definitions, clock, every };
+            let sweep = Sweep {
+                bus: bus.clone(),
+                store,
+                executor: executor.clone(),
+                definitions,
+                clock,
+                every,
+            };
             let stop = stop_taking.clone();
             taking.spawn(async move { sweep.run(&stop).await });
         }
-        Coordinator { executor, bus, stop_taking, stop_sending, taking, sending }
+        Coordinator {
+            executor,
+            bus,
+            stop_taking,
+            stop_sending,
+            taking,
+            sending,
+        }
     }
 
     /// For starts from outside.
@@ -106,7 +140,9 @@ impl Coordinator {
         let deadline = tokio::time::Instant::now() + within;
         info!(held = self.executor.held(), "draining");
         self.stop_taking.cancel();
-        let taken = tokio::time::timeout_at(deadline, async { while self.taking.join_next().await.is_some() {} });
+        let taken = tokio::time::timeout_at(deadline, async {
+            while self.taking.join_next().await.is_some() {}
+        });
         let mut in_time = taken.await.is_ok();
         while self.executor.held() > 0 && tokio::time::Instant::now() < deadline {
             self.executor.progress(Duration::from_millis(50)).await;
@@ -120,7 +156,10 @@ impl Coordinator {
         if in_time {
             info!("drained");
         } else {
-            warn!(held = self.executor.held(), "stopped before everything was through; others take over");
+            warn!(
+                held = self.executor.held(),
+                "stopped before everything was through; others take over"
+            );
         }
     }
 }

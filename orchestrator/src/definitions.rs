@@ -29,7 +29,10 @@ impl Definitions {
     /// # Errors
     /// Those of [`Store::active`].
     pub async fn load(store: Arc<dyn Store>) -> Result<Definitions, store::Error> {
-        let definitions = Definitions { store, known: RwLock::default() };
+        let definitions = Definitions {
+            store,
+            known: RwLock::default(),
+        };
         definitions.refresh().await?;
         Ok(definitions)
     }
@@ -42,7 +45,9 @@ impl Definitions {
         let active = self.store.active().await?;
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         for definition in &active.definitions {
-            known.by_hash.insert(definition.hash.clone(), definition.clone());
+            known
+                .by_hash
+                .insert(definition.hash.clone(), definition.clone());
         }
         known.active = active;
         Ok(())
@@ -55,18 +60,32 @@ impl Definitions {
     pub async fn fetch(&self, hashes: &[DefinitionHash]) -> Result<(), store::Error> {
         let fetched = self.store.definitions(hashes).await?;
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        known.by_hash.extend(fetched.into_iter().map(|definition| (definition.hash.clone(), definition)));
+        known.by_hash.extend(
+            fetched
+                .into_iter()
+                .map(|definition| (definition.hash.clone(), definition)),
+        );
         Ok(())
     }
 
     /// The definition with this content, if known.
     pub fn get(&self, hash: &DefinitionHash) -> Option<Arc<Definition>> {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).by_hash.get(hash).cloned()
+        self.known
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .by_hash
+            .get(hash)
+            .cloned()
     }
 
     /// The active definitions.
     pub fn active(&self) -> Vec<Arc<Definition>> {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).active.definitions.clone()
+        self.known
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .active
+            .definitions
+            .clone()
     }
 
     /// The one active definition that this event starts.
@@ -74,11 +93,16 @@ impl Definitions {
     /// # Errors
     /// Those of [`routing::route`].
     pub fn route(&self, event: &OrderEvent) -> Result<Arc<Definition>, BadRecord> {
-        routing::route(self.active(), event).map_err(|bad| BadRecord { reason: bad.reason, detail: bad.detail })
+        routing::route(self.active(), event).map_err(|bad| BadRecord {
+            reason: bad.reason,
+            detail: bad.detail,
+        })
     }
 
     /// The active definition of this name.
     pub fn named(&self, name: &str) -> Option<Arc<Definition>> {
-        self.active().into_iter().find(|definition| definition.name() == name)
+        self.active()
+            .into_iter()
+            .find(|definition| definition.name() == name)
     }
 }

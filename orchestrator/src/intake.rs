@@ -71,7 +71,11 @@ impl Intake {
     /// The room of the definition that has most of it: what does not fit is deferred by the executor.
     fn room(&self) -> usize {
         let active = self.definitions.active();
-        active.iter().map(|definition| self.executor.room(definition)).max().unwrap_or(self.batch_max)
+        active
+            .iter()
+            .map(|definition| self.executor.room(definition))
+            .max()
+            .unwrap_or(self.batch_max)
     }
 
     /// Deals with one batch durably, or gives it back.
@@ -98,10 +102,23 @@ impl Intake {
         };
         let event = match OrderEvent::parse(&ripe.value) {
             Ok(event) => event,
-            Err(bad) => return Err((ripe, BadRecord { reason: bad.reason, detail: bad.detail })),
+            Err(bad) => {
+                return Err((
+                    ripe,
+                    BadRecord {
+                        reason: bad.reason,
+                        detail: bad.detail,
+                    },
+                ));
+            }
         };
         match self.definitions.route(&event) {
-            Ok(definition) => Ok(Candidate { ripe, definition, event, due_at }),
+            Ok(definition) => Ok(Candidate {
+                ripe,
+                definition,
+                event,
+                due_at,
+            }),
             Err(bad) => Err((ripe, bad)),
         }
     }
@@ -111,28 +128,39 @@ impl Intake {
         if dead.is_empty() {
             return;
         }
-        let letters = dead.iter().map(|(ripe, bad)| dead_letter(ripe, bad)).collect();
+        let letters = dead
+            .iter()
+            .map(|(ripe, bad)| dead_letter(ripe, bad))
+            .collect();
         match self.store.dead_letter(letters).await {
             Ok(()) => {
                 for (ripe, bad) in &dead {
                     warn!(topic = %ripe.origin.topic, partition = ripe.origin.partition, offset = ripe.origin.offset,
                         reason = bad.reason, detail = bad.detail, "dead letter");
-                    metrics::counter!("lapse_dead_letters_total", "reason" => bad.reason).increment(1);
+                    metrics::counter!("lapse_dead_letters_total", "reason" => bad.reason)
+                        .increment(1);
                 }
                 self.done(dead.iter().map(|(ripe, _)| ripe));
             }
-            Err(error) => self.put_back(dead.into_iter().map(|(ripe, _)| ripe).collect(), &error).await,
+            Err(error) => {
+                self.put_back(dead.into_iter().map(|(ripe, _)| ripe).collect(), &error)
+                    .await
+            }
         }
     }
 
     /// Drops what the order owner says is paid, where the definition asks for it. An owner that can't answer drops
     /// nothing: CancelOrder decides.
     async fn guard(&self, candidates: Vec<Candidate>) -> Vec<Candidate> {
-        let (guarded, mut kept): (Vec<_>, Vec<_>) =
-            candidates.into_iter().partition(|candidate| candidate.definition.body.trigger.guard);
+        let (guarded, mut kept): (Vec<_>, Vec<_>) = candidates
+            .into_iter()
+            .partition(|candidate| candidate.definition.body.trigger.guard);
         let mut by_definition: BTreeMap<_, Vec<Candidate>> = BTreeMap::new();
         for candidate in guarded {
-            by_definition.entry(candidate.definition.hash.clone()).or_default().push(candidate);
+            by_definition
+                .entry(candidate.definition.hash.clone())
+                .or_default()
+                .push(candidate);
         }
         for candidates in by_definition.into_values() {
             kept.extend(self.drop_paid(candidates).await);
@@ -141,10 +169,15 @@ impl Intake {
     }
 
     async fn drop_paid(&self, candidates: Vec<Candidate>) -> Vec<Candidate> {
-        let Some(definition) = candidates.first().map(|candidate| candidate.definition.clone()) else {
+        let Some(definition) = candidates
+            .first()
+            .map(|candidate| candidate.definition.clone())
+        else {
             return candidates;
         };
-        let Some(owner) = self.executor.owner(&definition.body.trigger.order_owner) else { return candidates };
+        let Some(owner) = self.executor.owner(&definition.body.trigger.order_owner) else {
+            return candidates;
+        };
         let orders: Vec<OrderKey> = candidates.iter().map(order_key).collect();
         let paid = match owner.paid(&orders).await {
             Ok(paid) => paid,
@@ -155,11 +188,19 @@ impl Intake {
         };
         let (mut dropped, mut kept) = (Vec::new(), Vec::new());
         for (candidate, paid) in candidates.into_iter().zip(paid) {
-            if paid { dropped.push(candidate) } else { kept.push(candidate) }
+            if paid {
+                dropped.push(candidate)
+            } else {
+                kept.push(candidate)
+            }
         }
         if !dropped.is_empty() {
             let count = i64::try_from(dropped.len()).unwrap_or(i64::MAX);
-            if let Err(error) = self.store.count(definition.name(), "dropped_paid", count).await {
+            if let Err(error) = self
+                .store
+                .count(definition.name(), "dropped_paid", count)
+                .await
+            {
                 warn!(%error, count, "paid orders were dropped uncounted");
             }
             self.done(dropped.iter().map(|candidate| &candidate.ripe));
@@ -174,7 +215,10 @@ impl Intake {
             if part.is_empty() {
                 continue;
             }
-            let starts = part.iter().map(|candidate| self.start_of(candidate)).collect();
+            let starts = part
+                .iter()
+                .map(|candidate| self.start_of(candidate))
+                .collect();
             match self.executor.start(starts).await {
                 Ok(started) => {
                     self.count_duplicates(&part, &started).await;
@@ -186,11 +230,23 @@ impl Intake {
                     parts.push(part);
                 }
                 Err(store::Error::Defect(detail)) => {
-                    let bad = BadRecord { reason: "not_storable", detail };
-                    self.bury(part.into_iter().map(|candidate| (candidate.ripe, bad.clone())).collect()).await;
+                    let bad = BadRecord {
+                        reason: "not_storable",
+                        detail,
+                    };
+                    self.bury(
+                        part.into_iter()
+                            .map(|candidate| (candidate.ripe, bad.clone()))
+                            .collect(),
+                    )
+                    .await;
                 }
                 Err(error) => {
-                    self.put_back(part.into_iter().map(|candidate| candidate.ripe).collect(), &error).await;
+                    self.put_back(
+                        part.into_iter().map(|candidate| candidate.ripe).collect(),
+                        &error,
+                    )
+                    .await;
                 }
             }
         }
@@ -258,7 +314,11 @@ pub fn start(
 
 fn new_id(now: Timestamp) -> Uuid {
     let seconds = u64::try_from(now.timestamp()).unwrap_or_default();
-    Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, seconds, now.timestamp_subsec_nanos()))
+    Uuid::new_v7(uuid::Timestamp::from_unix(
+        uuid::NoContext,
+        seconds,
+        now.timestamp_subsec_nanos(),
+    ))
 }
 
 fn order_key(candidate: &Candidate) -> OrderKey {
@@ -270,7 +330,11 @@ fn order_key(candidate: &Candidate) -> OrderKey {
 }
 
 fn dead_letter(ripe: &Ripe, bad: &BadRecord) -> DeadLetter {
-    let headers = ripe.headers.iter().map(|(name, value)| (name.clone(), Value::from(value.as_str()))).collect();
+    let headers = ripe
+        .headers
+        .iter()
+        .map(|(name, value)| (name.clone(), Value::from(value.as_str())))
+        .collect();
     DeadLetter {
         topic: ripe.origin.topic.to_string(),
         partition: ripe.origin.partition,
@@ -295,7 +359,10 @@ pub fn due_time(
     appended_at: Timestamp,
     now: Timestamp,
 ) -> Result<Timestamp, BadRecord> {
-    let bad = |bad: lapse_sagas::order_event::BadEvent| BadRecord { reason: bad.reason, detail: bad.detail };
+    let bad = |bad: lapse_sagas::order_event::BadEvent| BadRecord {
+        reason: bad.reason,
+        detail: bad.detail,
+    };
     let event = OrderEvent::parse(value).map_err(bad)?;
     if event.due.is_some() {
         return event.due_at(None, now).map_err(bad);
@@ -305,7 +372,9 @@ pub fn due_time(
         None => {
             let definition = definitions.route(&event)?;
             let order_type = event.order_type.as_deref().unwrap_or_default();
-            event.due_at(definition.body.trigger.delay(order_type), now).map_err(bad)
+            event
+                .due_at(definition.body.trigger.delay(order_type), now)
+                .map_err(bad)
         }
     }
 }

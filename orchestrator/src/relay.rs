@@ -53,22 +53,42 @@ impl Relay {
     /// Those of the store; what was produced and not deleted is produced again.
     pub async fn round(&self) -> Result<usize, store::Error> {
         for alert in self.store.claim_alerts(ALERTS).await? {
-            error!(fingerprint = alert.fingerprint, definition = alert.definition, step = alert.step, kind = alert.kind,
-                class = alert.class, sagas = alert.sagas, sends = alert.sends, message = alert.message, "alert");
+            error!(
+                fingerprint = alert.fingerprint,
+                definition = alert.definition,
+                step = alert.step,
+                kind = alert.kind,
+                class = alert.class,
+                sagas = alert.sagas,
+                sends = alert.sends,
+                message = alert.message,
+                "alert"
+            );
             metrics::counter!("lapse_alerts_sent_total", "kind" => alert.kind).increment(1);
         }
         let messages = self.store.claim_outbox(BATCH).await?;
         if messages.is_empty() {
             return Ok(0);
         }
-        let acked = self.bus.publish(messages.iter().map(publish).collect()).await;
-        let produced: Vec<i64> =
-            messages.iter().zip(acked).filter(|(_, acked)| *acked).map(|(message, _)| message.id).collect();
+        let acked = self
+            .bus
+            .publish(messages.iter().map(publish).collect())
+            .await;
+        let produced: Vec<i64> = messages
+            .iter()
+            .zip(acked)
+            .filter(|(_, acked)| *acked)
+            .map(|(message, _)| message.id)
+            .collect();
         self.store.delete_outbox(&produced).await?;
         Ok(produced.len())
     }
 }
 
 fn publish(message: &OutboxMessage) -> Publish {
-    Publish { topic: message.topic.clone(), key: message.key.clone(), payload: message.payload.clone() }
+    Publish {
+        topic: message.topic.clone(),
+        key: message.key.clone(),
+        payload: message.payload.clone(),
+    }
 }

@@ -32,8 +32,10 @@ use crate::store::db::Db;
 use crate::store::pg::PgStore;
 
 /// The definition that is used where none is named.
-pub const SHIPPED: (&str, &str) =
-    ("cancel-and-replenish.yaml", include_str!("../../sagas/definitions/cancel-and-replenish.yaml"));
+pub const SHIPPED: (&str, &str) = (
+    "cancel-and-replenish.yaml",
+    include_str!("../../sagas/definitions/cancel-and-replenish.yaml"),
+);
 /// How often the clock's anchor is renewed.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
@@ -52,10 +54,21 @@ impl Service {
     /// What is missing or refused, and what to do.
     pub async fn start(config: &Config, metrics: PrometheusHandle) -> anyhow::Result<Service> {
         let store: Arc<dyn Store> = Arc::new(PgStore::new(database(config)?));
-        let clock = Arc::new(Anchored::new(store.clone()).await.context("ask the database for the time")?);
+        let clock = Arc::new(
+            Anchored::new(store.clone())
+                .await
+                .context("ask the database for the time")?,
+        );
         let definitions = load_definitions(&config.definitions.paths)?;
-        store.deploy(&definitions).await.context("deploy the definitions")?;
-        let definitions = Arc::new(Definitions::load(store.clone()).await.context("load the active definitions")?);
+        store
+            .deploy(&definitions)
+            .await
+            .context("deploy the definitions")?;
+        let definitions = Arc::new(
+            Definitions::load(store.clone())
+                .await
+                .context("load the active definitions")?,
+        );
         let participants = participants(config)?;
         let bus: Arc<dyn Bus> = Arc::new(start_bus(config, &clock, &definitions)?);
         let parts = Parts {
@@ -68,9 +81,21 @@ impl Service {
         let coordinator = Coordinator::start(parts, config);
         let stop = CancellationToken::new();
         tokio::spawn(keep_time(clock.clone(), stop.clone()));
-        let site = http::Site { executor: coordinator.executor(), store, bus: bus.clone(), definitions, clock, metrics };
+        let site = http::Site {
+            executor: coordinator.executor(),
+            store,
+            bus: bus.clone(),
+            definitions,
+            clock,
+            metrics,
+        };
         let http = serve(config, site, stop.clone()).await?;
-        Ok(Service { coordinator, bus, http, stop })
+        Ok(Service {
+            coordinator,
+            bus,
+            http,
+            stop,
+        })
     }
 
     /// Kafka, for whoever else in this process has messages.
@@ -91,7 +116,10 @@ impl Service {
 /// # Errors
 /// If the URL is not one.
 pub fn database(config: &Config) -> anyhow::Result<Db> {
-    Ok(Db::open(parse_url(&config.postgres.url, "postgres.url")?, config.postgres.writers))
+    Ok(Db::open(
+        parse_url(&config.postgres.url, "postgres.url")?,
+        config.postgres.writers,
+    ))
 }
 
 /// The shop's database.
@@ -100,11 +128,15 @@ pub fn database(config: &Config) -> anyhow::Result<Db> {
 /// If the URL is not one.
 pub fn shop_database(config: &Config) -> anyhow::Result<PgPool> {
     let options = parse_url(config.shop_url(), "shop.url")?;
-    Ok(lapse_participants::kit::db::pool(options, config.shop.connections))
+    Ok(lapse_participants::kit::db::pool(
+        options,
+        config.shop.connections,
+    ))
 }
 
 fn parse_url(url: &str, key: &str) -> anyhow::Result<PgConnectOptions> {
-    url.parse().with_context(|| format!("{key} is not postgres://user:password@host:port/database"))
+    url.parse()
+        .with_context(|| format!("{key} is not postgres://user:password@host:port/database"))
 }
 
 /// Reads definition files; directories give their `*.yaml`. Without any, the shipped definition.
@@ -120,7 +152,9 @@ pub fn load_definitions(paths: &[PathBuf]) -> anyhow::Result<Vec<Arc<Definition>
             Err(found) => problems.extend(found),
         }
     }
-    problems.extend(lapse_sagas::routing::overlaps(&definitions.iter().collect::<Vec<_>>()));
+    problems.extend(lapse_sagas::routing::overlaps(
+        &definitions.iter().collect::<Vec<_>>(),
+    ));
     if problems.is_empty() {
         return Ok(definitions.into_iter().map(Arc::new).collect());
     }
@@ -147,17 +181,22 @@ pub fn definition_texts(paths: &[PathBuf]) -> anyhow::Result<Vec<(String, String
     files
         .into_iter()
         .map(|file| {
-            let text = std::fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+            let text = std::fs::read_to_string(&file)
+                .with_context(|| format!("read {}", file.display()))?;
             Ok((file.display().to_string(), text))
         })
         .collect()
 }
 
 fn yaml_files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let entries = std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))?;
+    let entries =
+        std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))?;
     let mut files: Vec<PathBuf> = entries
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-        .filter(|path| path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml"))
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "yaml" || extension == "yml")
+        })
         .collect();
     files.sort();
     Ok(files)
@@ -178,7 +217,11 @@ fn participants(config: &Config) -> anyhow::Result<Participants> {
     Ok(participants)
 }
 
-fn start_bus(config: &Config, clock: &Arc<Anchored>, definitions: &Arc<Definitions>) -> anyhow::Result<KafkaBus> {
+fn start_bus(
+    config: &Config,
+    clock: &Arc<Anchored>,
+    definitions: &Arc<Definitions>,
+) -> anyhow::Result<KafkaBus> {
     let now: bus::Clock = {
         let clock = clock.clone();
         Arc::new(move || clock.now())
@@ -199,7 +242,11 @@ async fn keep_time(clock: Arc<Anchored>, stop: CancellationToken) {
     }
 }
 
-async fn serve(config: &Config, site: http::Site, stop: CancellationToken) -> anyhow::Result<JoinHandle<()>> {
+async fn serve(
+    config: &Config,
+    site: http::Site,
+    stop: CancellationToken,
+) -> anyhow::Result<JoinHandle<()>> {
     let listen = config.http.listen;
     let listener = tokio::net::TcpListener::bind(listen)
         .await
@@ -207,7 +254,9 @@ async fn serve(config: &Config, site: http::Site, stop: CancellationToken) -> an
     info!(%listen, "http");
     let app = http::router(site);
     Ok(tokio::spawn(async move {
-        let served = axum::serve(listener, app).with_graceful_shutdown(stop.cancelled_owned()).await;
+        let served = axum::serve(listener, app)
+            .with_graceful_shutdown(stop.cancelled_owned())
+            .await;
         if let Err(error) = served {
             warn!(%error, "http ended");
         }

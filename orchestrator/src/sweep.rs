@@ -60,13 +60,16 @@ impl Sweep {
                 () = stop.cancelled() => return,
             }
             for name in self.owners() {
-                let Some(owner) = self.executor.owner(&name) else { continue };
+                let Some(owner) = self.executor.owner(&name) else {
+                    continue;
+                };
                 match self.sweep(owner.as_ref()).await {
                     Ok(0) => {}
                     Ok(started) => info!(owner = name, started, "the sweep found overdue orders"),
                     Err(error) => warn!(owner = name, %error, "sweep cut short; it comes again"),
                 }
-                metrics::gauge!("lapse_sweep_last_run_seconds").set(self.clock.now().timestamp() as f64);
+                metrics::gauge!("lapse_sweep_last_run_seconds")
+                    .set(self.clock.now().timestamp() as f64);
             }
         }
     }
@@ -82,7 +85,11 @@ impl Sweep {
     }
 
     fn owners(&self) -> BTreeSet<String> {
-        self.definitions.active().iter().map(|definition| definition.body.trigger.order_owner.clone()).collect()
+        self.definitions
+            .active()
+            .iter()
+            .map(|definition| definition.body.trigger.order_owner.clone())
+            .collect()
     }
 
     /// All pages, oldest first. Gives the number of sagas started.
@@ -91,9 +98,14 @@ impl Sweep {
         let mut after: Option<Overdue> = None;
         loop {
             let page = owner.overdue_orders(after.as_ref(), PAGE).await?;
-            let Some(last) = page.last().cloned() else { return Ok(started) };
+            let Some(last) = page.last().cloned() else {
+                return Ok(started);
+            };
             let late = self.clock.now() - LATE_BY;
-            let overdue: Vec<Overdue> = page.into_iter().filter(|order| order.due_at <= late).collect();
+            let overdue: Vec<Overdue> = page
+                .into_iter()
+                .filter(|order| order.due_at <= late)
+                .collect();
             started += self.start_missing(overdue).await?;
             after = Some(last);
         }
@@ -103,7 +115,10 @@ impl Sweep {
         let mut started = 0;
         for definition in self.definitions.active() {
             let trigger = &definition.body.trigger;
-            let own: Vec<&Overdue> = overdue.iter().filter(|order| trigger.delay(&order.order_type).is_some()).collect();
+            let own: Vec<&Overdue> = overdue
+                .iter()
+                .filter(|order| trigger.delay(&order.order_type).is_some())
+                .collect();
             if own.is_empty() {
                 continue;
             }
@@ -119,14 +134,20 @@ impl Sweep {
                 }
             }
             if !unresolved.is_empty() {
-                self.store.alert_unresolved(definition.name(), &unresolved).await?;
+                self.store
+                    .alert_unresolved(definition.name(), &unresolved)
+                    .await?;
             }
             started += self.start(&definition, missing).await?;
         }
         Ok(started)
     }
 
-    async fn start(&self, definition: &Arc<Definition>, missing: Vec<Overdue>) -> Result<usize, Error> {
+    async fn start(
+        &self,
+        definition: &Arc<Definition>,
+        missing: Vec<Overdue>,
+    ) -> Result<usize, Error> {
         if missing.is_empty() {
             return Ok(0);
         }
@@ -137,13 +158,25 @@ impl Sweep {
         let starts = missing
             .into_iter()
             .map(|overdue| {
-                let event = json!({ "order_id": overdue.order.order_id, "order_type": overdue.order_type });
+                let event =
+                    json!({ "order_id": overdue.order.order_id, "order_type": overdue.order_type });
                 let due_at = Some(overdue.due_at);
-                intake::start(definition, overdue.order, &overdue.order_type, Cause::Sweep, due_at, event, now)
+                intake::start(
+                    definition,
+                    overdue.order,
+                    &overdue.order_type,
+                    Cause::Sweep,
+                    due_at,
+                    event,
+                    now,
+                )
             })
             .collect();
         let started = self.executor.start(starts).await?;
-        let new = started.iter().filter(|started| matches!(started, Started::New(_))).count();
+        let new = started
+            .iter()
+            .filter(|started| matches!(started, Started::New(_)))
+            .count();
         metrics::counter!("lapse_sweep_found_total").increment(new as u64);
         Ok(new)
     }

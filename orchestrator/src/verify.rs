@@ -88,7 +88,9 @@ pub async fn run(config: &Config, bounds: &Bounds) -> anyhow::Result<Report> {
     let mut skipped = Vec::new();
     let mut lateness_ms = Lateness::default();
     if config.shop.enabled {
-        let audit = audit::run(&service::shop_database(config)?, bounds).await.context("check the shop's tables")?;
+        let audit = audit::run(&service::shop_database(config)?, bounds)
+            .await
+            .context("check the shop's tables")?;
         let audit::Lateness { p50, p99, max, .. } = audit.lateness;
         lateness_ms = Lateness { p50, p99, max };
         checks.extend(audit.checks.into_iter().map(|check| Check {
@@ -99,8 +101,12 @@ pub async fn run(config: &Config, bounds: &Bounds) -> anyhow::Result<Report> {
             rows: check.rows,
         }));
     } else {
-        let reason = "the orders are not in a shop that is served here (shop.enabled = false)".to_owned();
-        skipped.push(Skipped { id: "orders_and_stock".to_owned(), reason });
+        let reason =
+            "the orders are not in a shop that is served here (shop.enabled = false)".to_owned();
+        skipped.push(Skipped {
+            id: "orders_and_stock".to_owned(),
+            reason,
+        });
     }
     let totals = Ops::new(db).totals().await.context("read the counters")?;
     let mut counts = BTreeMap::new();
@@ -111,13 +117,29 @@ pub async fn run(config: &Config, bounds: &Bounds) -> anyhow::Result<Report> {
 }
 
 impl Report {
-    fn of(checks: Vec<Check>, mut skipped: Vec<Skipped>, counts: BTreeMap<String, i64>, lateness_ms: Lateness) -> Report {
-        let (checks, empty): (Vec<Check>, Vec<Check>) =
-            checks.into_iter().partition(|check| check.checked > 0 || check.violations > 0);
-        skipped.extend(empty.into_iter().map(|check| Skipped { id: check.id, reason: "there was nothing to look at".to_owned() }));
+    fn of(
+        checks: Vec<Check>,
+        mut skipped: Vec<Skipped>,
+        counts: BTreeMap<String, i64>,
+        lateness_ms: Lateness,
+    ) -> Report {
+        let (checks, empty): (Vec<Check>, Vec<Check>) = checks
+            .into_iter()
+            .partition(|check| check.checked > 0 || check.violations > 0);
+        skipped.extend(empty.into_iter().map(|check| Skipped {
+            id: check.id,
+            reason: "there was nothing to look at".to_owned(),
+        }));
         let violations = checks.iter().map(|check| check.violations).sum();
         let ok = !checks.is_empty() && checks.iter().all(|check| check.ok);
-        Report { ok, violations, checks, skipped, counts, lateness_ms }
+        Report {
+            ok,
+            violations,
+            checks,
+            skipped,
+            counts,
+            lateness_ms,
+        }
     }
 }
 
@@ -126,7 +148,13 @@ mod tests {
     use super::*;
 
     fn check(checked: i64, violations: i64) -> Check {
-        Check { id: "lost".to_owned(), ok: violations == 0, checked, violations, rows: Vec::new() }
+        Check {
+            id: "lost".to_owned(),
+            ok: violations == 0,
+            checked,
+            violations,
+            rows: Vec::new(),
+        }
     }
 
     fn report(checks: Vec<Check>) -> Report {

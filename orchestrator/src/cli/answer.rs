@@ -24,7 +24,10 @@ pub(super) fn print(
     match output {
         Output::Text => println!("{}", text().trim_end()),
         Output::Json => {
-            let answer = Answer { format: format!("lapse-{verb}/v1"), body };
+            let answer = Answer {
+                format: format!("lapse-{verb}/v1"),
+                body,
+            };
             println!("{}", serde_json::to_string_pretty(&answer)?);
         }
     }
@@ -34,7 +37,9 @@ pub(super) fn print(
 /// A table without ruled lines.
 pub(super) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = comfy_table::Table::new();
-    table.load_style(comfy_table::presets::NOTHING).set_header(header);
+    table
+        .load_style(comfy_table::presets::NOTHING)
+        .set_header(header);
     for row in rows {
         table.add_row(row);
     }

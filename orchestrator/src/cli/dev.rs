@@ -33,7 +33,11 @@ pub(super) async fn run(mut context: Context, args: Args) -> anyhow::Result<()> 
     }
     init_logs(&context.config)?;
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
-    let options = Options { home: args.home, orders: usize::from(args.orders), seed };
+    let options = Options {
+        home: args.home,
+        orders: usize::from(args.orders),
+        seed,
+    };
     let dev = Dev::start(&options, context.config.clone(), metrics::install()?).await?;
     let report = dev.stream(&options).await;
     if !args.once && report.is_ok() {
@@ -42,7 +46,9 @@ pub(super) async fn run(mut context: Context, args: Args) -> anyhow::Result<()> 
     }
     dev.stop().await;
     let report = report?;
-    answer::print(context.output, "dev", &report, || format!("{}\n\n{}", verify::words(&report.verify), report.words()))?;
+    answer::print(context.output, "dev", &report, || {
+        format!("{}\n\n{}", verify::words(&report.verify), report.words())
+    })?;
     if !report.ok {
         bail!("it does not add up: {}", json!(report.verify.counts));
     }

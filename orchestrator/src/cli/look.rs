@@ -63,21 +63,53 @@ pub(super) enum Alerts {
 
 pub(super) async fn list(context: Context, args: List) -> anyhow::Result<()> {
     let ops = Ops::new(service::database(&context.config)?);
-    let List { state, definition, order, after, limit } = args;
-    let sagas = ops.list(Filter { state, definition, order_id: order, after, limit }).await?;
+    let List {
+        state,
+        definition,
+        order,
+        after,
+        limit,
+    } = args;
+    let sagas = ops
+        .list(Filter {
+            state,
+            definition,
+            order_id: order,
+            after,
+            limit,
+        })
+        .await?;
     answer::print(context.output, "list", &json!({ "sagas": sagas }), || {
         let rows = sagas.iter().map(|saga| {
             vec![
                 saga.saga_id.to_string(),
                 saga.order_id.clone(),
                 saga.state.clone(),
-                saga.step.clone().or_else(|| saga.reason.clone()).unwrap_or_default(),
-                saga.attempt.map(|attempt| attempt.to_string()).unwrap_or_default(),
+                saga.step
+                    .clone()
+                    .or_else(|| saga.reason.clone())
+                    .unwrap_or_default(),
+                saga.attempt
+                    .map(|attempt| attempt.to_string())
+                    .unwrap_or_default(),
                 saga.due_at.map(time).unwrap_or_default(),
-                saga.lateness_ms.map(|ms| format!("{ms} ms")).unwrap_or_default(),
+                saga.lateness_ms
+                    .map(|ms| format!("{ms} ms"))
+                    .unwrap_or_default(),
             ]
         });
-        answer::table(&["saga", "order", "state", "step or reason", "attempt", "due", "late"], rows)
+        answer::table(
+            &[
+                "saga",
+                "order",
+                "state",
+                "step or reason",
+                "attempt",
+                "due",
+                "late",
+            ],
+            rows,
+        )
     })
 }
 
@@ -85,25 +117,45 @@ pub(super) async fn show(context: Context, args: Show) -> anyhow::Result<()> {
     let ops = Ops::new(service::database(&context.config)?);
     let find = match (args.saga, &args.order) {
         (Some(saga), _) => Find::Saga(saga),
-        (None, order) => Find::Order { tenant: args.tenant.clone(), order_id: order.clone().unwrap_or_default() },
+        (None, order) => Find::Order {
+            tenant: args.tenant.clone(),
+            order_id: order.clone().unwrap_or_default(),
+        },
     };
     let story = ops.show(find).await?;
-    let order_id = story.as_ref().map(|story| story.saga.order_id.clone()).or(args.order);
+    let order_id = story
+        .as_ref()
+        .map(|story| story.saga.order_id.clone())
+        .or(args.order);
     let order = match order_id {
         Some(order_id) if context.config.shop.enabled => {
             let shop = Shop::new(service::shop_database(&context.config)?);
-            shop.show(&OrderRef { tenant: args.tenant, order_id }).await?
+            shop.show(&OrderRef {
+                tenant: args.tenant,
+                order_id,
+            })
+            .await?
         }
         _ => None,
     };
     if story.is_none() && order.is_none() {
-        return Err(Exit::NotFound("there is no such saga, nor an order of that id in the shop".to_owned()).into());
+        return Err(Exit::NotFound(
+            "there is no such saga, nor an order of that id in the shop".to_owned(),
+        )
+        .into());
     }
-    answer::print(context.output, "show", &json!({ "story": story, "order": order }), || {
-        let story = story.as_ref().map_or_else(|| "no saga yet".to_owned(), words);
-        let order = order.as_ref().map(shop::words).unwrap_or_default();
-        format!("{story}\n\n{order}")
-    })
+    answer::print(
+        context.output,
+        "show",
+        &json!({ "story": story, "order": order }),
+        || {
+            let story = story
+                .as_ref()
+                .map_or_else(|| "no saga yet".to_owned(), words);
+            let order = order.as_ref().map(shop::words).unwrap_or_default();
+            format!("{story}\n\n{order}")
+        },
+    )
 }
 
 fn words(story: &Story) -> String {
@@ -115,7 +167,10 @@ fn words(story: &Story) -> String {
         saga.run,
         saga.order_id,
         saga.state,
-        saga.reason.as_ref().map(|reason| format!(", {reason}")).unwrap_or_default(),
+        saga.reason
+            .as_ref()
+            .map(|reason| format!(", {reason}"))
+            .unwrap_or_default(),
     );
     let rows = story.timeline.iter().map(|entry| {
         vec![
@@ -124,21 +179,34 @@ fn words(story: &Story) -> String {
             entry.kind.clone(),
             entry.step.clone().unwrap_or_default(),
             entry.direction.clone().unwrap_or_default(),
-            entry.attempt.map(|attempt| attempt.to_string()).unwrap_or_default(),
+            entry
+                .attempt
+                .map(|attempt| attempt.to_string())
+                .unwrap_or_default(),
             detail(entry.detail.as_ref()),
         ]
     });
-    let mut text = format!("{head}\n{}", answer::table(&["", "at", "what", "step", "", "attempt", ""], rows));
+    let mut text = format!(
+        "{head}\n{}",
+        answer::table(&["", "at", "what", "step", "", "attempt", ""], rows)
+    );
     for alert in &story.alerts {
-        text.push_str(&format!("\nalert {} ({}): {}", alert.fingerprint, alert.state, alert.message));
+        text.push_str(&format!(
+            "\nalert {} ({}): {}",
+            alert.fingerprint, alert.state, alert.message
+        ));
     }
     text
 }
 
 /// One line of a timeline entry's detail; the event itself only with `-o json`.
 fn detail(detail: Option<&Value>) -> String {
-    let Some(Value::Object(fields)) = detail else { return String::new() };
-    let shown = fields.iter().filter(|(name, value)| *name != "event" && *name != "output" && !value.is_null());
+    let Some(Value::Object(fields)) = detail else {
+        return String::new();
+    };
+    let shown = fields
+        .iter()
+        .filter(|(name, value)| *name != "event" && *name != "output" && !value.is_null());
     shown
         .map(|(name, value)| match value {
             Value::String(text) => format!("{name} {text}"),
@@ -152,30 +220,49 @@ pub(super) async fn alerts(context: Context, command: Alerts) -> anyhow::Result<
     let ops = Ops::new(service::database(&context.config)?);
     let (fingerprint, by) = match command {
         Alerts::List { all } => {
-            let alerts = if all { ops.alerts().await? } else { ops.open_alerts().await? };
-            return answer::print(context.output, "alerts-list", &json!({ "alerts": alerts }), || {
-                let rows = alerts.iter().map(|alert| {
-                    vec![
-                        alert.fingerprint.clone(),
-                        alert.state.clone(),
-                        alert.kind.clone(),
-                        alert.step.clone(),
-                        alert.sagas.to_string(),
-                        alert.sends.to_string(),
-                        time(alert.last_at),
-                        alert.message.clone(),
-                    ]
-                });
-                answer::table(&["alert", "", "kind", "step", "sagas", "sent", "last", "message"], rows)
-            });
+            let alerts = if all {
+                ops.alerts().await?
+            } else {
+                ops.open_alerts().await?
+            };
+            return answer::print(
+                context.output,
+                "alerts-list",
+                &json!({ "alerts": alerts }),
+                || {
+                    let rows = alerts.iter().map(|alert| {
+                        vec![
+                            alert.fingerprint.clone(),
+                            alert.state.clone(),
+                            alert.kind.clone(),
+                            alert.step.clone(),
+                            alert.sagas.to_string(),
+                            alert.sends.to_string(),
+                            time(alert.last_at),
+                            alert.message.clone(),
+                        ]
+                    });
+                    answer::table(
+                        &[
+                            "alert", "", "kind", "step", "sagas", "sent", "last", "message",
+                        ],
+                        rows,
+                    )
+                },
+            );
         }
         Alerts::Ack { fingerprint, by } => (fingerprint, by),
     };
     if !ops.acknowledge(&fingerprint, &by).await? {
-        return Err(Exit::NotFound(format!("there is no open alert {fingerprint}; see: lapse alerts list")).into());
+        return Err(Exit::NotFound(format!(
+            "there is no open alert {fingerprint}; see: lapse alerts list"
+        ))
+        .into());
     }
     let body = json!({ "fingerprint": fingerprint, "acknowledged_by": by });
-    answer::print(context.output, "alerts-ack", &body, || format!("alert {fingerprint} is acknowledged by {by}"))
+    answer::print(context.output, "alerts-ack", &body, || {
+        format!("alert {fingerprint} is acknowledged by {by}")
+    })
 }
 
 fn time(at: Timestamp) -> String {

@@ -98,9 +98,6 @@ pub(crate) enum Exit {
     /// It is not in a state that allows this: 5.
     #[error("{0}")]
     Conflict(String),
-    /// Some of it was done: 7.
-    #[error("{0}")]
-    Partly(String),
     /// The other side does not answer: 8.
     #[error("{0}")]
     Unreachable(String),
@@ -112,7 +109,6 @@ impl Exit {
             Exit::Invalid(_) => 3,
             Exit::NotFound(_) => 4,
             Exit::Conflict(_) => 5,
-            Exit::Partly(_) => 7,
             Exit::Unreachable(_) => 8,
         }
     }
@@ -129,7 +125,10 @@ pub(crate) struct Context {
 /// Parses, runs, reports.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("lapse: no threads to run on: {error}");
@@ -150,8 +149,12 @@ pub fn main() -> ExitCode {
 
 async fn dispatch(cli: Cli) -> anyhow::Result<()> {
     let flags = flags(&cli)?;
-    let config = config::load(cli.config.as_deref(), &flags).map_err(|error| Exit::Invalid(format!("{error:#}")))?;
-    let context = Context { config, output: cli.output };
+    let config = config::load(cli.config.as_deref(), &flags)
+        .map_err(|error| Exit::Invalid(format!("{error:#}")))?;
+    let context = Context {
+        config,
+        output: cli.output,
+    };
     match cli.command {
         Command::Dev(args) => dev::run(context, args).await,
         Command::Run(args) => run::run(context, args).await,
@@ -175,8 +178,16 @@ fn flags(cli: &Cli) -> anyhow::Result<Vec<(String, String)>> {
             .ok_or_else(|| Exit::Invalid(format!("--set {setting}: write SECTION.KEY=VALUE")))?;
         flags.push((key.to_owned(), value.to_owned()));
     }
-    flags.extend(cli.database_url.iter().map(|url| ("postgres.url".to_owned(), url.clone())));
-    flags.extend(cli.brokers.iter().map(|brokers| ("kafka.brokers".to_owned(), brokers.clone())));
+    flags.extend(
+        cli.database_url
+            .iter()
+            .map(|url| ("postgres.url".to_owned(), url.clone())),
+    );
+    flags.extend(
+        cli.brokers
+            .iter()
+            .map(|brokers| ("kafka.brokers".to_owned(), brokers.clone())),
+    );
     Ok(flags)
 }
 
@@ -185,9 +196,16 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         return exit.code();
     }
     let unreachable = |cause: &&(dyn std::error::Error + 'static)| {
-        matches!(cause.downcast_ref::<store::Error>(), Some(store::Error::Unreachable(_)))
+        matches!(
+            cause.downcast_ref::<store::Error>(),
+            Some(store::Error::Unreachable(_))
+        )
     };
-    if error.chain().find(unreachable).is_some() { 8 } else { 1 }
+    if error.chain().find(unreachable).is_some() {
+        8
+    } else {
+        1
+    }
 }
 
 /// Logs to stderr, so that stdout stays for answers.
@@ -195,7 +213,9 @@ pub(crate) fn init_logs(config: &Config) -> anyhow::Result<()> {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_new(&config.log.filter)
         .map_err(|error| Exit::Invalid(format!("log.filter {:?}: {error}", config.log.filter)))?;
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let logs = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
     match config.log.format {
         LogFormat::Text => logs.init(),
         LogFormat::Json => logs.json().flatten_event(true).init(),

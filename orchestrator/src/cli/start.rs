@@ -49,22 +49,39 @@ pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
         "order_id": args.order_id, "order_type": args.order_type, "tenant": args.tenant,
         "generation": args.generation, "cause": cause,
     });
-    let url = format!("http://{}/v1/sagas/{}", context.config.http.listen, args.definition);
-    let request = reqwest::Client::new().post(&url).query(&[("wait_ms", args.wait.as_millis())]).json(&body);
+    let url = format!(
+        "http://{}/v1/sagas/{}",
+        context.config.http.listen, args.definition
+    );
+    let request = reqwest::Client::new()
+        .post(&url)
+        .query(&[("wait_ms", args.wait.as_millis())])
+        .json(&body);
     let response = request
         .send()
         .await
         .map_err(|error| Exit::Unreachable(format!("no coordinator answers at {url}: {error}")))?;
     let status = response.status();
-    let answered: Value = response.json().await.context("read the coordinator's answer")?;
+    let answered: Value = response
+        .json()
+        .await
+        .context("read the coordinator's answer")?;
     if status.is_success() {
         let words = || {
             let text = |name: &str| answered[name].as_str().unwrap_or_default().to_owned();
-            format!("saga {} of order {}: {}", text("saga_id"), text("order_id"), text("state"))
+            format!(
+                "saga {} of order {}: {}",
+                text("saga_id"),
+                text("order_id"),
+                text("state")
+            )
         };
         return answer::print(context.output, "start", &answered, words);
     }
-    let detail = answered["detail"].as_str().unwrap_or("no reason given").to_owned();
+    let detail = answered["detail"]
+        .as_str()
+        .unwrap_or("no reason given")
+        .to_owned();
     Err(match status.as_u16() {
         404 => Exit::NotFound(detail),
         409 => Exit::Conflict(detail),

@@ -19,7 +19,8 @@ pub(super) struct Args {
 pub(super) fn run(context: &Context, args: &Args) -> anyhow::Result<()> {
     let mut problems = Vec::new();
     let mut definitions = Vec::new();
-    let texts = service::definition_texts(&args.paths).map_err(|error| Exit::NotFound(format!("{error:#}")))?;
+    let texts = service::definition_texts(&args.paths)
+        .map_err(|error| Exit::NotFound(format!("{error:#}")))?;
     for (file, text) in &texts {
         match Definition::parse(file, text) {
             Ok(definition) => {
@@ -29,11 +30,18 @@ pub(super) fn run(context: &Context, args: &Args) -> anyhow::Result<()> {
             Err(found) => problems.extend(found),
         }
     }
-    problems.extend(lapse_sagas::routing::overlaps(&definitions.iter().collect::<Vec<_>>()));
-    let mistakes = problems.iter().filter(|problem| !problem.is_warning()).count();
+    problems.extend(lapse_sagas::routing::overlaps(
+        &definitions.iter().collect::<Vec<_>>(),
+    ));
+    let mistakes = problems
+        .iter()
+        .filter(|problem| !problem.is_warning())
+        .count();
     let listed: Vec<Value> = problems.iter().map(as_json).collect();
     let body = json!({ "ok": mistakes == 0, "files": texts.len(), "problems": listed });
-    answer::print(context.output, "validate", &body, || words(&problems, texts.len()))?;
+    answer::print(context.output, "validate", &body, || {
+        words(&problems, texts.len())
+    })?;
     if mistakes > 0 {
         return Err(Exit::Invalid(format!("{mistakes} mistakes in {} files", texts.len())).into());
     }
@@ -51,5 +59,9 @@ fn words(problems: &[Problem], files: usize) -> String {
     if problems.is_empty() {
         return format!("{files} files, no mistakes");
     }
-    problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    problems
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join("\n")
 }

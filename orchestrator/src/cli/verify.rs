@@ -18,11 +18,18 @@ pub(super) struct Args {
 
 pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
     let late_after: TimeDelta = args.late_after.delta();
-    let bounds = Bounds { late_after, ..Bounds::default() };
+    let bounds = Bounds {
+        late_after,
+        ..Bounds::default()
+    };
     let report = verify::run(&context.config, &bounds).await?;
     answer::print(context.output, "verify", &report, || words(&report))?;
     if !report.ok {
-        bail!("{} violations in {} checks", report.violations, report.checks.len());
+        bail!(
+            "{} violations in {} checks",
+            report.violations,
+            report.checks.len()
+        );
     }
     Ok(())
 }
@@ -31,7 +38,12 @@ pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
 pub(crate) fn words(report: &Report) -> String {
     let rows = report.checks.iter().map(|check| {
         let verdict = if check.ok { "ok" } else { "VIOLATED" };
-        vec![check.id.clone(), verdict.to_owned(), check.checked.to_string(), check.violations.to_string()]
+        vec![
+            check.id.clone(),
+            verdict.to_owned(),
+            check.checked.to_string(),
+            check.violations.to_string(),
+        ]
     });
     let mut text = answer::table(&["check", "", "looked at", "wrong"], rows);
     for skipped in &report.skipped {

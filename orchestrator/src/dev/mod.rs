@@ -49,23 +49,49 @@ impl Dev {
     ///
     /// # Errors
     /// What is missing on this machine and how to get it.
-    pub async fn start(options: &Options, mut config: Config, metrics: PrometheusHandle) -> anyhow::Result<Dev> {
+    pub async fn start(
+        options: &Options,
+        mut config: Config,
+        metrics: PrometheusHandle,
+    ) -> anyhow::Result<Dev> {
         let began = Instant::now();
         let postgres = postgres::PrivatePostgres::start(&options.home)?;
-        say(began, &format!("{} in {}", postgres.version(), options.home.display()));
+        say(
+            began,
+            &format!("{} in {}", postgres.version(), options.home.display()),
+        );
         config.postgres.url = postgres.url().to_owned();
         config.shop.enabled = true;
         config.http.listen = free_address(config.http.listen)?;
         config.kafka.partitions = 2;
-        let broker = broker::Broker::start(&config.kafka_settings()).context("start the in-process broker")?;
+        let broker = broker::Broker::start(&config.kafka_settings())
+            .context("start the in-process broker")?;
         config.kafka.brokers = broker.address().to_owned();
-        say(began, &format!("broker on {} (in this process: small, and it forgets when it stops; the sweep picks up what it forgot)", broker.address()));
+        say(
+            began,
+            &format!(
+                "broker on {} (in this process: small, and it forgets when it stops; the sweep picks up what it forgot)",
+                broker.address()
+            ),
+        );
         let file = write_address_file(&options.home, &config)?;
-        say(began, &format!("other programs may join: . {}", file.display()));
+        say(
+            began,
+            &format!("other programs may join: . {}", file.display()),
+        );
         migrate::migrate(&config).await?;
         let service = Service::start(&config, metrics).await?;
-        say(began, &format!("coordinator started, http://{}/metrics", config.http.listen));
-        Ok(Dev { service, config, began, _broker: broker, _postgres: postgres })
+        say(
+            began,
+            &format!("coordinator started, http://{}/metrics", config.http.listen),
+        );
+        Ok(Dev {
+            service,
+            config,
+            began,
+            _broker: broker,
+            _postgres: postgres,
+        })
     }
 
     /// Lets the shop place its orders and waits until each has found its end, then counts.
@@ -85,7 +111,11 @@ impl Dev {
 
 /// A line of what happens, with the seconds since the start, on stderr.
 fn say(began: Instant, text: &str) {
-    let _ = writeln!(std::io::stderr(), "{:7.3} s  {text}", began.elapsed().as_secs_f64());
+    let _ = writeln!(
+        std::io::stderr(),
+        "{:7.3} s  {text}",
+        began.elapsed().as_secs_f64()
+    );
 }
 
 /// The configured address, or any free port where that one is taken.

@@ -30,11 +30,16 @@ impl PrivatePostgres {
     /// Without server binaries, the line to run; else what initdb or pg_ctl said.
     pub fn start(home: &Path) -> anyhow::Result<PrivatePostgres> {
         let bin = find_binaries()?;
-        let as_nobody = fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0);
+        let as_nobody = fs::metadata("/proc/self")
+            .is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0);
         let data = data_directory(home, as_nobody)?;
         let password = password(&data)?;
-        let mut server =
-            PrivatePostgres { bin, data, as_nobody, url: String::new() };
+        let mut server = PrivatePostgres {
+            bin,
+            data,
+            as_nobody,
+            url: String::new(),
+        };
         if !server.cluster().join("PG_VERSION").exists() {
             server.initialise()?;
         }
@@ -51,8 +56,12 @@ impl PrivatePostgres {
 
     /// Its major version and the like, for people.
     pub fn version(&self) -> String {
-        let asked = Command::new(self.bin.join("postgres")).arg("--version").output();
-        asked.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned()).unwrap_or_default()
+        let asked = Command::new(self.bin.join("postgres"))
+            .arg("--version")
+            .output();
+        asked
+            .map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned())
+            .unwrap_or_default()
     }
 
     fn cluster(&self) -> PathBuf {
@@ -61,17 +70,36 @@ impl PrivatePostgres {
 
     fn initialise(&self) -> anyhow::Result<()> {
         let mut initdb = self.command("initdb");
-        initdb.arg("-D").arg(self.cluster()).args(["-U", "lapse", "-E", "UTF8", "--locale=C", "-A", "scram-sha-256"]);
-        initdb.arg("--pwfile").arg(self.data.join("password")).arg("--no-sync");
+        initdb.arg("-D").arg(self.cluster()).args([
+            "-U",
+            "lapse",
+            "-E",
+            "UTF8",
+            "--locale=C",
+            "-A",
+            "scram-sha-256",
+        ]);
+        initdb
+            .arg("--pwfile")
+            .arg(self.data.join("password"))
+            .arg("--no-sync");
         run(initdb, "initialise the private postgres")
     }
 
     fn launch(&self, port: u16) -> anyhow::Result<()> {
-        let options = format!("-c port={port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off");
+        let options = format!(
+            "-c port={port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"
+        );
         let mut start = self.command("pg_ctl");
-        start.arg("-D").arg(self.cluster()).arg("-l").arg(self.data.join("log")).args(["-w", "-t", "30", "-o", &options]);
+        start
+            .arg("-D")
+            .arg(self.cluster())
+            .arg("-l")
+            .arg(self.data.join("log"))
+            .args(["-w", "-t", "30", "-o", &options]);
         start.arg("start");
-        run(start, "start the private postgres").with_context(|| format!("see {}", self.data.join("log").display()))
+        run(start, "start the private postgres")
+            .with_context(|| format!("see {}", self.data.join("log").display()))
     }
 
     fn command(&self, program: &str) -> Command {
@@ -87,7 +115,9 @@ impl PrivatePostgres {
 impl Drop for PrivatePostgres {
     fn drop(&mut self) {
         let mut stop = self.command("pg_ctl");
-        stop.arg("-D").arg(self.cluster()).args(["-m", "fast", "-w", "-t", "10", "stop"]);
+        stop.arg("-D")
+            .arg(self.cluster())
+            .args(["-m", "fast", "-w", "-t", "10", "stop"]);
         if let Err(error) = run(stop, "stop the private postgres") {
             tracing::warn!(%error, "the private postgres is left running");
         }
@@ -97,7 +127,9 @@ impl Drop for PrivatePostgres {
 /// `LAPSE_PG_BIN`, the PATH, then Debian's place, newest first.
 fn find_binaries() -> anyhow::Result<PathBuf> {
     let given = std::env::var_os("LAPSE_PG_BIN").map(PathBuf::from);
-    let on_path = std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
+    let on_path = std::env::var_os("PATH")
+        .map(|path| std::env::split_paths(&path).collect::<Vec<_>>())
+        .unwrap_or_default();
     let mut installed: Vec<PathBuf> = fs::read_dir("/usr/lib/postgresql")
         .into_iter()
         .flatten()
@@ -113,28 +145,42 @@ fn find_binaries() -> anyhow::Result<PathBuf> {
 }
 
 fn major_version(bin: &Path) -> u32 {
-    let version = bin.parent().and_then(Path::file_name).and_then(|name| name.to_str());
-    version.and_then(|version| version.parse().ok()).unwrap_or(0)
+    let version = bin
+        .parent()
+        .and_then(Path::file_name)
+        .and_then(|name| name.to_str());
+    version
+        .and_then(|version| version.parse().ok())
+        .unwrap_or(0)
 }
 
 /// `home/pg`, or a directory below the system's temporary one where `nobody` could not reach it; remembered in `home`.
 fn data_directory(home: &Path, as_nobody: bool) -> anyhow::Result<PathBuf> {
     fs::create_dir_all(home).with_context(|| format!("make {}", home.display()))?;
-    let home = home.canonicalize().with_context(|| format!("find {}", home.display()))?;
+    let home = home
+        .canonicalize()
+        .with_context(|| format!("find {}", home.display()))?;
     let reachable = |path: &Path| {
-        path.ancestors().skip(1).all(|part| fs::metadata(part).is_ok_and(|meta| meta.permissions().mode() & 0o001 != 0))
+        path.ancestors()
+            .skip(1)
+            .all(|part| fs::metadata(part).is_ok_and(|meta| meta.permissions().mode() & 0o001 != 0))
     };
     let place = home.join("pg");
     let data = if !as_nobody || reachable(&place) {
         place
     } else {
-        let name: String = place.to_string_lossy().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+        let name: String = place
+            .to_string_lossy()
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
+            .collect();
         std::env::temp_dir().join(format!("lapse-dev{name}"))
     };
     fs::create_dir_all(&data).with_context(|| format!("make {}", data.display()))?;
     fs::set_permissions(&data, fs::Permissions::from_mode(0o700))?;
     if as_nobody {
-        chown(&data, Some(NOBODY), Some(NOBODY)).with_context(|| format!("give {} to nobody", data.display()))?;
+        chown(&data, Some(NOBODY), Some(NOBODY))
+            .with_context(|| format!("give {} to nobody", data.display()))?;
     }
     Ok(data)
 }
@@ -146,23 +192,33 @@ fn password(data: &Path) -> anyhow::Result<String> {
         return Ok(password.trim().to_owned());
     }
     let mut random = [0_u8; 24];
-    std::io::Read::read_exact(&mut fs::File::open("/dev/urandom")?, &mut random).context("read /dev/urandom")?;
+    std::io::Read::read_exact(&mut fs::File::open("/dev/urandom")?, &mut random)
+        .context("read /dev/urandom")?;
     let password = hex::encode(random);
     fs::write(&file, &password).with_context(|| format!("write {}", file.display()))?;
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600))?;
     let owner = fs::metadata(data)?;
-    chown(&file, Some(std::os::unix::fs::MetadataExt::uid(&owner)), None)?;
+    chown(
+        &file,
+        Some(std::os::unix::fs::MetadataExt::uid(&owner)),
+        None,
+    )?;
     Ok(password)
 }
 
 fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind(("127.0.0.1", 0)).context("find a free port")?.local_addr()?.port())
+    Ok(TcpListener::bind(("127.0.0.1", 0))
+        .context("find a free port")?
+        .local_addr()?
+        .port())
 }
 
 /// Output goes to a file, not a pipe: the server inherits it and would keep a pipe open.
 fn run(mut command: Command, what: &str) -> anyhow::Result<()> {
     let output = tempfile_in_memory()?;
-    command.stdout(output.try_clone()?).stderr(output.try_clone()?);
+    command
+        .stdout(output.try_clone()?)
+        .stderr(output.try_clone()?);
     let status = command.status().with_context(|| what.to_owned())?;
     if status.success() {
         return Ok(());
@@ -171,8 +227,16 @@ fn run(mut command: Command, what: &str) -> anyhow::Result<()> {
 }
 
 fn tempfile_in_memory() -> anyhow::Result<fs::File> {
-    let path = std::env::temp_dir().join(format!("lapse-{}-{}", std::process::id(), uuid::Uuid::now_v7().simple()));
-    let file = fs::File::options().create_new(true).read(true).write(true).open(&path)?;
+    let path = std::env::temp_dir().join(format!(
+        "lapse-{}-{}",
+        std::process::id(),
+        uuid::Uuid::now_v7().simple()
+    ));
+    let file = fs::File::options()
+        .create_new(true)
+        .read(true)
+        .write(true)
+        .open(&path)?;
     fs::remove_file(&path)?;
     Ok(file)
 }

@@ -66,13 +66,22 @@ pub(super) async fn make(config: &Config, seed: u64, tally: Tally) -> anyhow::Re
     let ops = Ops::new(service::database(config)?);
     let ours: HashSet<&String> = tally.orders.iter().collect();
     let mut states: BTreeMap<String, usize> = BTreeMap::new();
-    for saga in ops.list(Filter { limit: 1_000, ..Filter::default() }).await? {
+    for saga in ops
+        .list(Filter {
+            limit: 1_000,
+            ..Filter::default()
+        })
+        .await?
+    {
         if ours.contains(&saga.order_id) {
             *states.entry(saga.state).or_default() += 1;
         }
     }
     let of = |state: &str| states.get(state).copied().unwrap_or_default();
-    let after = Shop::new(service::shop_database(config)?).totals().await.context("count the stock")?;
+    let after = Shop::new(service::shop_database(config)?)
+        .totals()
+        .await
+        .context("count the stock")?;
     let stock = Stock {
         available_before: tally.stock_before.available,
         available_after: after.available,
@@ -104,7 +113,8 @@ impl Report {
         self.verify.ok
             && self.orders == self.cancelled + self.skipped_paid + self.compensated
             && self.skipped_paid == self.paid + self.paid_last_moment
-            && self.stock.available_before == self.stock.available_after + self.stock.sold + self.stock.still_held
+            && self.stock.available_before
+                == self.stock.available_after + self.stock.sold + self.stock.still_held
             && self.compensated == 1
             && self.alerts >= 1
             && self.first_cancelled_ms.is_some()
@@ -112,7 +122,8 @@ impl Report {
 
     /// The table at the end.
     pub fn words(&self) -> String {
-        let ms = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0} ms"));
+        let ms =
+            |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0} ms"));
         let Lateness { p50, p99, max } = self.lateness_ms;
         let rows = [
             ("orders placed", self.orders.to_string()),
@@ -123,14 +134,33 @@ impl Report {
             ("undone after four failures", self.compensated.to_string()),
             ("open alerts", self.alerts.to_string()),
             ("stock before", self.stock.available_before.to_string()),
-            ("stock after + sold + held", format!(
-                "{} + {} + {}",
-                self.stock.available_after, self.stock.sold, self.stock.still_held
-            )),
-            ("late: median, p99, max", format!("{}, {}, {}", ms(p50), ms(p99), ms(max))),
-            ("verify", format!("{} checks, {} violations", self.verify.checks.len(), self.verify.violations)),
-            ("everything adds up", if self.ok { "yes" } else { "NO" }.to_owned()),
+            (
+                "stock after + sold + held",
+                format!(
+                    "{} + {} + {}",
+                    self.stock.available_after, self.stock.sold, self.stock.still_held
+                ),
+            ),
+            (
+                "late: median, p99, max",
+                format!("{}, {}, {}", ms(p50), ms(p99), ms(max)),
+            ),
+            (
+                "verify",
+                format!(
+                    "{} checks, {} violations",
+                    self.verify.checks.len(),
+                    self.verify.violations
+                ),
+            ),
+            (
+                "everything adds up",
+                if self.ok { "yes" } else { "NO" }.to_owned(),
+            ),
         ];
-        rows.iter().map(|(name, value)| format!("  {name:<30}{value}")).collect::<Vec<_>>().join("\n")
+        rows.iter()
+            .map(|(name, value)| format!("  {name:<30}{value}"))
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 }

@@ -26,8 +26,12 @@ use crate::store::pg::PgStore;
 const PLACE_EVERY: Duration = Duration::from_millis(90);
 /// Everything must have ended so long after the last order was placed: deadlines of 6 s, and 21 s of retries.
 const SETTLE_WITHIN: Duration = Duration::from_secs(60);
-const SKUS: [(&str, &str); 4] =
-    [("MUG-BLUE", "rotterdam"), ("MUG-BLUE", "lille"), ("TEA-ASSAM", "lille"), ("EARBUDS-2", "flash")];
+const SKUS: [(&str, &str); 4] = [
+    ("MUG-BLUE", "rotterdam"),
+    ("MUG-BLUE", "lille"),
+    ("TEA-ASSAM", "lille"),
+    ("EARBUDS-2", "flash"),
+];
 
 /// What the stream has seen.
 pub(super) struct Tally {
@@ -70,9 +74,13 @@ pub(super) async fn run(
     let shop = Shop::new(service::shop_database(config)?);
     let db = service::database(config)?;
     let (store, ops) = (PgStore::new(db.clone()), Ops::new(db));
-    let supply: Vec<(StockKey, Decimal)> =
-        SKUS.iter().map(|(sku, place)| (key(sku, place), Decimal::from(options.orders * 4))).collect();
-    shop.stock_up_many(&supply).await.context("put units in stock")?;
+    let supply: Vec<(StockKey, Decimal)> = SKUS
+        .iter()
+        .map(|(sku, place)| (key(sku, place), Decimal::from(options.orders * 4)))
+        .collect();
+    shop.stock_up_many(&supply)
+        .await
+        .context("put units in stock")?;
     let stock_before = shop.totals().await.context("count the stock")?;
 
     let relay = tokio::spawn(relay(shop.clone(), bus));
@@ -82,27 +90,41 @@ pub(super) async fn run(
     for n in 0..options.orders {
         let planned = plan(&mut random, n);
         let now = store.now().await?;
-        let order_id = format!("demo-{}-{n:03}", &Uuid::now_v7().simple().to_string()[8..12]);
+        let order_id = format!(
+            "demo-{}-{n:03}",
+            &Uuid::now_v7().simple().to_string()[8..12]
+        );
         let order = NewOrder {
             order_id: Some(order_id.clone()),
             ..NewOrder::new(planned.order_type, planned.lines, now + planned.pay_within)
         };
         if planned.fate == Fate::StockFails {
-            shop.set_fault(&order_ref(&order_id), "ReplenishStock", Answer::Failed, 4).await?;
+            shop.set_fault(&order_ref(&order_id), "ReplenishStock", Answer::Failed, 4)
+                .await?;
         }
-        shop.place(&order).await?.map_err(|refusal| anyhow::anyhow!("order {order_id} was refused: {refusal}"))?;
+        shop.place(&order)
+            .await?
+            .map_err(|refusal| anyhow::anyhow!("order {order_id} was refused: {refusal}"))?;
         watch.placed(&order_id, planned.fate);
         let pay_after = match planned.fate {
             Fate::PaidInTime => Some(planned.pay_within / 3),
-            Fate::PaidInTheLastMoment => Some(planned.pay_within - TimeDelta::milliseconds(random.i64(0..60))),
+            Fate::PaidInTheLastMoment => {
+                Some(planned.pay_within - TimeDelta::milliseconds(random.i64(0..60)))
+            }
             Fate::Unpaid | Fate::StockFails => None,
         };
         if let Some(pay_after) = pay_after {
-            buyers.spawn(buy(shop.clone(), order_id, planned.fate, pay_after.to_std().unwrap_or_default()));
+            buyers.spawn(buy(
+                shop.clone(),
+                order_id,
+                planned.fate,
+                pay_after.to_std().unwrap_or_default(),
+            ));
         }
         tokio::time::sleep(PLACE_EVERY).await;
         watch.look().await?;
     }
+    watch.until_all_rest().await?;
     let (mut paid, mut paid_last_moment) = (0, 0);
     while let Some(bought) = buyers.join_next().await {
         match bought.context("a buyer")?? {
@@ -111,9 +133,14 @@ pub(super) async fn run(
             _ => {}
         }
     }
-    watch.until_all_rest().await?;
     relay.abort();
-    Ok(Tally { paid, paid_last_moment, first_cancelled_ms: watch.first_cancelled_ms, stock_before, orders: watch.placed.into_keys().collect() })
+    Ok(Tally {
+        paid,
+        paid_last_moment,
+        first_cancelled_ms: watch.first_cancelled_ms,
+        stock_before,
+        orders: watch.placed.into_keys().collect(),
+    })
 }
 
 fn plan(random: &mut fastrand::Rng, n: usize) -> Planned {
@@ -127,17 +154,38 @@ fn plan(random: &mut fastrand::Rng, n: usize) -> Planned {
     };
     let line = |random: &mut fastrand::Rng| {
         let (sku, warehouse) = SKUS[random.usize(0..SKUS.len())];
-        let quantity = if sku.starts_with("TEA") { Decimal::new(750, 3) } else { Decimal::from(random.u32(1..4)) };
-        Line { sku: sku.to_owned(), warehouse: warehouse.to_owned(), quantity }
+        let quantity = if sku.starts_with("TEA") {
+            Decimal::new(750, 3)
+        } else {
+            Decimal::from(random.u32(1..4))
+        };
+        Line {
+            sku: sku.to_owned(),
+            warehouse: warehouse.to_owned(),
+            quantity,
+        }
     };
     let lines = (0..random.usize(1..4)).map(|_| line(random)).collect();
     let order_type = ["normal", "delivery", "ticket", "flash"][random.usize(0..4)];
-    Planned { fate, pay_within: TimeDelta::milliseconds(random.i64(1_500..6_000)), lines, order_type }
+    Planned {
+        fate,
+        pay_within: TimeDelta::milliseconds(random.i64(1_500..6_000)),
+        lines,
+        order_type,
+    }
 }
 
-async fn buy(shop: Shop, order_id: String, fate: Fate, after: Duration) -> anyhow::Result<(Fate, PayOutcome)> {
+async fn buy(
+    shop: Shop,
+    order_id: String,
+    fate: Fate,
+    after: Duration,
+) -> anyhow::Result<(Fate, PayOutcome)> {
     tokio::time::sleep(after).await;
-    let outcome = shop.pay(&order_ref(&order_id)).await.with_context(|| format!("pay order {order_id}"))?;
+    let outcome = shop
+        .pay(&order_ref(&order_id))
+        .await
+        .with_context(|| format!("pay order {order_id}"))?;
     Ok((fate, outcome))
 }
 
@@ -153,10 +201,18 @@ async fn relay(shop: Shop, bus: Arc<dyn Bus>) {
 
 async fn relay_once(shop: &Shop, bus: &dyn Bus) -> anyhow::Result<()> {
     let rows = shop.claim_outbox(500).await?;
-    let message =
-        |row: &OutboxRow| Publish { topic: "schedule".to_owned(), key: row.key.clone(), payload: row.payload.clone() };
+    let message = |row: &OutboxRow| Publish {
+        topic: "schedule".to_owned(),
+        key: row.key.clone(),
+        payload: row.payload.clone(),
+    };
     let acked = bus.publish(rows.iter().map(message).collect()).await;
-    let produced: Vec<i64> = rows.iter().zip(acked).filter(|(_, acked)| *acked).map(|(row, _)| row.outbox_id).collect();
+    let produced: Vec<i64> = rows
+        .iter()
+        .zip(acked)
+        .filter(|(_, acked)| *acked)
+        .map(|(row, _)| row.outbox_id)
+        .collect();
     shop.delete_outbox(&produced).await?;
     Ok(())
 }
@@ -172,7 +228,13 @@ struct Watch {
 
 impl Watch {
     fn new(ops: Ops, began: Instant) -> Watch {
-        Watch { ops, began, placed: BTreeMap::new(), rested: HashSet::new(), first_cancelled_ms: None }
+        Watch {
+            ops,
+            began,
+            placed: BTreeMap::new(),
+            rested: HashSet::new(),
+            first_cancelled_ms: None,
+        }
     }
 
     fn placed(&mut self, order_id: &str, fate: Fate) {
@@ -187,9 +249,16 @@ impl Watch {
     }
 
     async fn look(&mut self) -> anyhow::Result<()> {
-        let sagas = self.ops.list(Filter { limit: 1_000, ..Filter::default() }).await?;
+        let sagas = self
+            .ops
+            .list(Filter {
+                limit: 1_000,
+                ..Filter::default()
+            })
+            .await?;
         for saga in sagas.iter().rev().filter(|saga| saga.finished_at.is_some()) {
-            if self.placed.contains_key(&saga.order_id) && self.rested.insert(saga.order_id.clone()) {
+            if self.placed.contains_key(&saga.order_id) && self.rested.insert(saga.order_id.clone())
+            {
                 self.show(saga);
             }
         }
@@ -200,22 +269,38 @@ impl Watch {
         let late = saga.lateness_ms.unwrap_or_default();
         let words = match saga.state.as_str() {
             "completed" => {
-                self.first_cancelled_ms.get_or_insert(self.began.elapsed().as_millis());
+                self.first_cancelled_ms
+                    .get_or_insert(self.began.elapsed().as_millis());
                 format!("cancelled and its stock is back, {late} ms after its deadline")
             }
             "skipped" => format!("left alone: {}", saga.reason.as_deref().unwrap_or_default()),
             "compensated" => "re-opened for a human, alert raised".to_owned(),
             other => other.to_owned(),
         };
-        say(self.began, &format!("order {} {words}  ({}/{})", saga.order_id, self.rested.len(), self.placed.len()));
+        say(
+            self.began,
+            &format!(
+                "order {} {words}  ({}/{})",
+                saga.order_id,
+                self.rested.len(),
+                self.placed.len()
+            ),
+        );
     }
 
     async fn until_all_rest(&mut self) -> anyhow::Result<()> {
         let deadline = Instant::now() + SETTLE_WITHIN;
         while self.rested.len() < self.placed.len() {
             if Instant::now() > deadline {
-                let missing: Vec<&String> = self.placed.keys().filter(|order| !self.rested.contains(*order)).collect();
-                bail!("{} orders have no end after {SETTLE_WITHIN:?}: {missing:?}", missing.len());
+                let missing: Vec<&String> = self
+                    .placed
+                    .keys()
+                    .filter(|order| !self.rested.contains(*order))
+                    .collect();
+                bail!(
+                    "{} orders have no end after {SETTLE_WITHIN:?}: {missing:?}",
+                    missing.len()
+                );
             }
             self.look().await?;
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -225,9 +310,15 @@ impl Watch {
 }
 
 fn order_ref(order_id: &str) -> OrderRef {
-    OrderRef { tenant: "default".to_owned(), order_id: order_id.to_owned() }
+    OrderRef {
+        tenant: "default".to_owned(),
+        order_id: order_id.to_owned(),
+    }
 }
 
 fn key(sku: &str, warehouse: &str) -> StockKey {
-    StockKey { sku: sku.to_owned(), warehouse: warehouse.to_owned() }
+    StockKey {
+        sku: sku.to_owned(),
+        warehouse: warehouse.to_owned(),
+    }
 }

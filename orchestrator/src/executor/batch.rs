@@ -10,7 +10,9 @@ use std::time::Duration;
 use chrono::TimeDelta;
 use lapse_participants::kit::{CallError, Command, Participant, Reply};
 use lapse_sagas::definition::Call;
-use lapse_sagas::{Active, CommandId, Definition, Direction, Event, Outcome, Phase, StepId, transition};
+use lapse_sagas::{
+    Active, CommandId, Definition, Direction, Event, Outcome, Phase, StepId, transition,
+};
 use tracing::{Instrument, info_span, warn};
 
 use super::ready::{Batch, GroupKey};
@@ -45,7 +47,9 @@ struct Context<'a> {
 pub(super) async fn run(executor: &Arc<Executor>, batch: Batch) -> Vec<Saga> {
     let span = info_span!("batch", step = %batch.key.step, direction = %batch.key.direction, sagas = batch.sagas.len());
     async {
-        let Some(context) = context(executor, &batch.key) else { return Vec::new() };
+        let Some(context) = context(executor, &batch.key) else {
+            return Vec::new();
+        };
         let mut in_hand = Vec::new();
         let mut parts = vec![batch.sagas];
         while let Some(part) = parts.pop() {
@@ -54,7 +58,9 @@ pub(super) async fn run(executor: &Arc<Executor>, batch: Batch) -> Vec<Saga> {
                 continue;
             }
             match context.call(&sent).await {
-                Called::Answered(events) => in_hand.extend(executor.record(answered(sent, events)).await),
+                Called::Answered(events) => {
+                    in_hand.extend(executor.record(answered(sent, events)).await)
+                }
                 Called::Halve => {
                     let half = sent.len() / 2;
                     let mut first = sent;
@@ -81,11 +87,22 @@ fn context<'a>(executor: &'a Arc<Executor>, key: &GroupKey) -> Option<Context<'a
         .get(&call.participant)
         .cloned()
         .unwrap_or_else(|| Arc::new(Absent(call.participant.clone())));
-    Some(Context { executor, definition, key: key.clone(), call, participant, timeout })
+    Some(Context {
+        executor,
+        definition,
+        key: key.clone(),
+        call,
+        participant,
+        timeout,
+    })
 }
 
 fn answered(sagas: Vec<Saga>, events: Vec<Event>) -> Vec<Answered> {
-    sagas.into_iter().zip(events).map(|(saga, event)| Answered { saga, event }).collect()
+    sagas
+        .into_iter()
+        .zip(events)
+        .map(|(saga, event)| Answered { saga, event })
+        .collect()
 }
 
 enum Called {
@@ -99,8 +116,12 @@ impl Context<'_> {
     /// Commits `sent` for every saga whose row does not say so freshly; drops those that somebody else moved.
     async fn send(&self, sagas: Vec<Saga>) -> Vec<Saga> {
         let now = self.executor.clock.now();
-        let (mut sent, waited): (Vec<Saga>, Vec<Saga>) = sagas.into_iter().partition(|saga| self.is_fresh(saga, now));
-        let moves: Vec<Move> = waited.into_iter().filter_map(|saga| self.sending(saga, now)).collect();
+        let (mut sent, waited): (Vec<Saga>, Vec<Saga>) =
+            sagas.into_iter().partition(|saga| self.is_fresh(saga, now));
+        let moves: Vec<Move> = waited
+            .into_iter()
+            .filter_map(|saga| self.sending(saga, now))
+            .collect();
         if moves.is_empty() {
             return sent;
         }
@@ -116,15 +137,23 @@ impl Context<'_> {
     }
 
     fn is_fresh(&self, saga: &Saga, now: lapse_sagas::Timestamp) -> bool {
-        let grace = TimeDelta::from_std(self.timeout).unwrap_or(TimeDelta::MAX) + lapse_sagas::transition::REPLY_GRACE;
-        self.active(saga)
-            .is_some_and(|active| active.phase == Phase::Sent && now - (active.wake_at - grace) < FRESH_FOR)
+        let grace = TimeDelta::from_std(self.timeout).unwrap_or(TimeDelta::MAX)
+            + lapse_sagas::transition::REPLY_GRACE;
+        self.active(saga).is_some_and(|active| {
+            active.phase == Phase::Sent && now - (active.wake_at - grace) < FRESH_FOR
+        })
     }
 
     fn sending(&self, saga: Saga, now: lapse_sagas::Timestamp) -> Option<Move> {
-        let event = Event::Sending { step: self.key.step.clone() };
+        let event = Event::Sending {
+            step: self.key.step.clone(),
+        };
         let (state, effects) = transition(&self.definition, saga.state.clone(), event, now).ok()?;
-        Some(Move { saga, state, effects })
+        Some(Move {
+            saga,
+            state,
+            effects,
+        })
     }
 
     /// One call and what it means for each saga.
@@ -143,9 +172,12 @@ impl Context<'_> {
         match result {
             Ok(replies) => Called::Answered(self.events(sagas, replies)),
             Err(CallError::Data(_) | CallError::Locked(_)) if sagas.len() > 1 => Called::Halve,
-            Err(CallError::Data(error)) => {
-                Called::Answered(self.all(sagas, &Outcome::Failed { error: format!("data: {error}") }))
-            }
+            Err(CallError::Data(error)) => Called::Answered(self.all(
+                sagas,
+                &Outcome::Failed {
+                    error: format!("data: {error}"),
+                },
+            )),
             Err(error @ (CallError::Locked(_) | CallError::Serialization(_))) => {
                 Called::Answered(self.deferred(sagas, LOCKED_FOR, &error))
             }
@@ -153,7 +185,9 @@ impl Context<'_> {
                 tracing::error!(%error, participant = self.call.participant, operation = self.call.operation, "participant is not set up");
                 Called::Answered(self.deferred(sagas, MISCONFIGURED_FOR, &error))
             }
-            Err(CallError::Unknown(error)) => Called::Answered(self.all(sagas, &Outcome::Unknown { error })),
+            Err(CallError::Unknown(error)) => {
+                Called::Answered(self.all(sagas, &Outcome::Unknown { error }))
+            }
         }
     }
 
@@ -162,7 +196,12 @@ impl Context<'_> {
         let called = self.participant.call(&self.call.operation, commands);
         let result = tokio::time::timeout(self.timeout, called)
             .await
-            .unwrap_or_else(|_| Err(CallError::Unknown(format!("timeout: no answer in {:?}", self.timeout))));
+            .unwrap_or_else(|_| {
+                Err(CallError::Unknown(format!(
+                    "timeout: no answer in {:?}",
+                    self.timeout
+                )))
+            });
         metrics::histogram!("lapse_call_duration_seconds", "participant" => self.call.participant.clone(),
             "operation" => self.call.operation.clone())
         .record(began.elapsed().as_secs_f64());
@@ -172,30 +211,48 @@ impl Context<'_> {
     fn command(&self, saga: &Saga) -> Option<Command> {
         let active = self.active(saga)?;
         let now = self.executor.clock.now();
-        Some(command::build(&self.definition, saga, &self.key.step, active, &self.call, now))
+        Some(command::build(
+            &self.definition,
+            saga,
+            &self.key.step,
+            active,
+            &self.call,
+            now,
+        ))
     }
 
     /// Replies to events; a command without a reply is unknown.
     fn events(&self, sagas: &[Saga], replies: Vec<Reply>) -> Vec<Event> {
-        let mut outcomes: HashMap<CommandId, Outcome> =
-            replies.into_iter().map(|reply| (reply.command_id, reply.outcome)).collect();
+        let mut outcomes: HashMap<CommandId, Outcome> = replies
+            .into_iter()
+            .map(|reply| (reply.command_id, reply.outcome))
+            .collect();
         sagas
             .iter()
             .map(|saga| {
                 let id = saga.state.command_id(&self.key.step, self.key.direction);
-                let missing = || Outcome::Unknown { error: "no_reply: the answer left this command out".to_owned() };
+                let missing = || Outcome::Unknown {
+                    error: "no_reply: the answer left this command out".to_owned(),
+                };
                 self.replied(saga, outcomes.remove(&id).unwrap_or_else(missing))
             })
             .collect()
     }
 
     fn all(&self, sagas: &[Saga], outcome: &Outcome) -> Vec<Event> {
-        sagas.iter().map(|saga| self.replied(saga, outcome.clone())).collect()
+        sagas
+            .iter()
+            .map(|saga| self.replied(saga, outcome.clone()))
+            .collect()
     }
 
     fn deferred(&self, sagas: &[Saga], wait: TimeDelta, error: &CallError) -> Vec<Event> {
         let until = self.executor.clock.now() + wait;
-        let event = Event::Deferred { step: self.key.step.clone(), until, error: error.to_string() };
+        let event = Event::Deferred {
+            step: self.key.step.clone(),
+            until,
+            error: error.to_string(),
+        };
         sagas.iter().map(|_| event.clone()).collect()
     }
 
@@ -212,9 +269,16 @@ impl Context<'_> {
     fn count(&self, outcome: &Outcome) {
         metrics::counter!("lapse_replies_total", "operation" => self.call.operation.clone(), "outcome" => outcome.name())
             .increment(1);
-        let is_error = matches!(outcome, Outcome::Failed { .. } | Outcome::Unknown { .. } | Outcome::Rejected { .. });
-        if is_error && self.key.direction == Direction::Do && self.call.operation == "ReplenishStock" {
-            metrics::counter!("inventory_release_errors_total", "outcome" => outcome.name()).increment(1);
+        let is_error = matches!(
+            outcome,
+            Outcome::Failed { .. } | Outcome::Unknown { .. } | Outcome::Rejected { .. }
+        );
+        if is_error
+            && self.key.direction == Direction::Do
+            && self.call.operation == "ReplenishStock"
+        {
+            metrics::counter!("inventory_release_errors_total", "outcome" => outcome.name())
+                .increment(1);
         }
     }
 

@@ -11,9 +11,17 @@ use serde_json::{Map, Value, json};
 use crate::store::Saga;
 
 /// The command of an open step.
-pub fn build(definition: &Definition, saga: &Saga, step: &StepId, active: &Active, call: &Call, now: Timestamp) -> Command {
+pub fn build(
+    definition: &Definition,
+    saga: &Saga,
+    step: &StepId,
+    active: &Active,
+    call: &Call,
+    now: Timestamp,
+) -> Command {
     let first_sent_at = active.first_sent_at.unwrap_or(now);
-    let action_id = (active.direction == Direction::Undo).then(|| saga.state.command_id(step, Direction::Do));
+    let action_id =
+        (active.direction == Direction::Undo).then(|| saga.state.command_id(step, Direction::Do));
     Command {
         command_id: saga.state.command_id(step, active.direction),
         action_id,
@@ -48,6 +56,14 @@ fn input(saga: &Saga, call: &Call) -> Value {
         .map(|(step, record)| (step.to_string(), json!({ "output": record.output })))
         .collect();
     let steps = Value::Object(steps);
-    let scope = Scope { event: &saga.event, saga: &about, steps: &steps };
-    call.input.iter().map(|(name, expression)| (name.clone(), expression.evaluate(&scope))).collect::<Map<_, _>>().into()
+    let scope = Scope {
+        event: &saga.event,
+        saga: &about,
+        steps: &steps,
+    };
+    call.input
+        .iter()
+        .map(|(name, expression)| (name.clone(), expression.evaluate(&scope)))
+        .collect::<Map<_, _>>()
+        .into()
 }

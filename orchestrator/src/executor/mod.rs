@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use lapse_participants::kit::{OrderOwner, Participant};
 use lapse_sagas::event::Counter;
 use lapse_sagas::{
-    Definition, DefinitionHash, Direction, Effect, Event, Phase, Refused, SagaId, State, Status, StepId, Timestamp, transition,
+    Definition, DefinitionHash, Direction, Effect, Event, Phase, Refused, SagaId, State, Status,
+    StepId, Timestamp, transition,
 };
 use tokio::sync::Notify;
 use tracing::{debug, error, warn};
@@ -54,7 +55,11 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { batch_max: 500, slots: 2, held_max: 20_000 }
+        Settings {
+            batch_max: 500,
+            slots: 2,
+            held_max: 20_000,
+        }
     }
 }
 
@@ -110,7 +115,9 @@ impl Executor {
             size_class: 0,
         };
         let ready = self.lock();
-        ready.room(&key).min(self.settings.held_max.saturating_sub(ready.held()))
+        ready
+            .room(&key)
+            .min(self.settings.held_max.saturating_sub(ready.held()))
     }
 
     /// How many sagas are in hand.
@@ -133,7 +140,10 @@ impl Executor {
     /// # Errors
     /// Those of [`Store::start`]; nothing was started.
     pub async fn start(&self, starts: Vec<Start>) -> Result<Vec<Started>, store::Error> {
-        let starts = starts.into_iter().map(|start| self.sent_if_free(start)).collect();
+        let starts = starts
+            .into_iter()
+            .map(|start| self.sent_if_free(start))
+            .collect();
         let started = self.store.start(starts).await?;
         for started in &started {
             if let Started::New(saga) = started {
@@ -155,28 +165,50 @@ impl Executor {
     /// # Errors
     /// Those of [`Store::revise`] and [`Store::definitions`].
     pub async fn claim(self: &Arc<Self>, limit: usize) -> Result<usize, store::Error> {
-        let room = self.settings.held_max.saturating_sub(self.held()).min(limit);
+        let room = self
+            .settings
+            .held_max
+            .saturating_sub(self.held())
+            .min(limit);
         if room == 0 {
             return Ok(0);
         }
         let unknown: Arc<Mutex<BTreeSet<DefinitionHash>>> = Arc::default();
         let decide: store::Decide = {
             let (executor, unknown) = (Arc::clone(self), Arc::clone(&unknown));
-            Arc::new(move |saga, now| match executor.definitions.get(&saga.definition) {
-                Some(definition) => executor.decide_due(&definition, saga, now),
-                None => {
-                    unknown.lock().unwrap_or_else(PoisonError::into_inner).insert(saga.definition.clone());
-                    Decision::Leave
-                }
-            })
+            Arc::new(
+                move |saga, now| match executor.definitions.get(&saga.definition) {
+                    Some(definition) => executor.decide_due(&definition, saga, now),
+                    None => {
+                        unknown
+                            .lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .insert(saga.definition.clone());
+                        Decision::Leave
+                    }
+                },
+            )
         };
         let limit = u32::try_from(room).unwrap_or(u32::MAX);
         let revised = self.store.revise(Which::Due { limit }, decide).await?;
         let looked_at = revised.len();
-        self.submit(revised.into_iter().filter(|revised| revised.moved).map(|revised| revised.saga));
-        let unknown: Vec<_> = unknown.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
+        self.submit(
+            revised
+                .into_iter()
+                .filter(|revised| revised.moved)
+                .map(|revised| revised.saga),
+        );
+        let unknown: Vec<_> = unknown
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .cloned()
+            .collect();
         if !unknown.is_empty() {
-            warn!(?unknown, "fetching definitions of sagas that were started elsewhere");
+            warn!(
+                ?unknown,
+                "fetching definitions of sagas that were started elsewhere"
+            );
             self.definitions.fetch(&unknown).await?;
         }
         Ok(looked_at)
@@ -186,12 +218,18 @@ impl Executor {
     ///
     /// # Errors
     /// Those of the store; `Ok(None)` if there is no such saga, `Ok(Some(Err(_)))` if the state machine refuses.
-    pub async fn happen(self: &Arc<Self>, which: Which, event: Event) -> Result<Option<Result<Saga, Refused>>, store::Error> {
+    pub async fn happen(
+        self: &Arc<Self>,
+        which: Which,
+        event: Event,
+    ) -> Result<Option<Result<Saga, Refused>>, store::Error> {
         let refused: Arc<Mutex<Option<Refused>>> = Arc::default();
         let decide: store::Decide = {
             let (definitions, refused) = (Arc::clone(&self.definitions), Arc::clone(&refused));
             Arc::new(move |saga, now| {
-                let Some(definition) = definitions.get(&saga.definition) else { return Decision::Leave };
+                let Some(definition) = definitions.get(&saga.definition) else {
+                    return Decision::Leave;
+                };
                 match transition(&definition, saga.state.clone(), event.clone(), now) {
                     Ok((state, effects)) => Decision::Move(state, effects),
                     Err(why) => {
@@ -201,8 +239,14 @@ impl Executor {
                 }
             })
         };
-        let Some(revised) = self.store.revise(which, decide).await?.pop() else { return Ok(None) };
-        if let Some(why) = refused.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        let Some(revised) = self.store.revise(which, decide).await?.pop() else {
+            return Ok(None);
+        };
+        if let Some(why) = refused
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+        {
             return Ok(Some(Err(why)));
         }
         if revised.moved {
@@ -259,7 +303,11 @@ impl Executor {
                     continue;
                 } else {
                     let until = now + chrono::TimeDelta::seconds(2);
-                    Event::Deferred { step, until, error: "backlog: the participant is slower than the orders come".to_owned() }
+                    Event::Deferred {
+                        step,
+                        until,
+                        error: "backlog: the participant is slower than the orders come".to_owned(),
+                    }
                 }
             };
             match transition(definition, state.clone(), event, now) {
@@ -274,7 +322,9 @@ impl Executor {
     }
 
     fn sent_if_free(&self, mut start: Start) -> Start {
-        let Some(definition) = self.definitions.get(&start.definition) else { return start };
+        let Some(definition) = self.definitions.get(&start.definition) else {
+            return start;
+        };
         let now = self.clock.now();
         for step in in_hand(&start.state) {
             let key = GroupKey {
@@ -284,7 +334,12 @@ impl Executor {
                 size_class: 0,
             };
             if self.lock().has_free_slot(&key)
-                && let Ok((state, _)) = transition(&definition, start.state.clone(), Event::Sending { step }, now)
+                && let Ok((state, _)) = transition(
+                    &definition,
+                    start.state.clone(),
+                    Event::Sending { step },
+                    now,
+                )
             {
                 start.state = state;
             }
@@ -310,17 +365,33 @@ impl Executor {
         let mut moves = Vec::with_capacity(answered.len());
         let mut replies = HashMap::new();
         for answer in answered {
-            let Some(definition) = self.definitions.get(&answer.saga.definition) else { continue };
-            match transition(&definition, answer.saga.state.clone(), answer.event.clone(), now) {
+            let Some(definition) = self.definitions.get(&answer.saga.definition) else {
+                continue;
+            };
+            match transition(
+                &definition,
+                answer.saga.state.clone(),
+                answer.event.clone(),
+                now,
+            ) {
                 Ok((state, effects)) => {
-                    let (state, effects) = self.go_on(&definition, &answer.saga, state, effects, now);
+                    let (state, effects) =
+                        self.go_on(&definition, &answer.saga, state, effects, now);
                     replies.insert(answer.saga.id, answer.event);
-                    moves.push(Move { saga: answer.saga, state, effects });
+                    moves.push(Move {
+                        saga: answer.saga,
+                        state,
+                        effects,
+                    });
                 }
-                Err(why) => debug!(saga_id = %answer.saga.id, error = %why, "an answer changed nothing"),
+                Err(why) => {
+                    debug!(saga_id = %answer.saga.id, error = %why, "an answer changed nothing")
+                }
             }
         }
-        let Some(moved) = self.until_stored(moves.clone()).await else { return Vec::new() };
+        let Some(moved) = self.until_stored(moves.clone()).await else {
+            return Vec::new();
+        };
         let mut in_hand = Vec::with_capacity(moved.len());
         let mut fenced = HashMap::new();
         for (moved, Move { saga, effects, .. }) in moved.into_iter().zip(moves) {
@@ -365,7 +436,11 @@ impl Executor {
             Arc::new(move |saga, now| executor.decide_reply(saga, replies.get(&saga.id), now))
         };
         match self.store.revise(Which::Ids(ids), decide).await {
-            Ok(revised) => revised.into_iter().filter(|revised| revised.moved).map(|revised| revised.saga).collect(),
+            Ok(revised) => revised
+                .into_iter()
+                .filter(|revised| revised.moved)
+                .map(|revised| revised.saga)
+                .collect(),
             Err(error) => {
                 warn!(%error, "replies of fenced sagas are lost; the same commands go out again");
                 Vec::new()
@@ -374,7 +449,8 @@ impl Executor {
     }
 
     fn decide_reply(&self, saga: &Saga, event: Option<&Event>, now: Timestamp) -> Decision {
-        let (Some(definition), Some(event)) = (self.definitions.get(&saga.definition), event) else {
+        let (Some(definition), Some(event)) = (self.definitions.get(&saga.definition), event)
+        else {
             return Decision::Leave;
         };
         match transition(&definition, saga.state.clone(), event.clone(), now) {
@@ -405,14 +481,24 @@ fn observe(saga: &Saga, effects: &[Effect], now: Timestamp) {
                     metrics::histogram!("order_cancel_duration_seconds").record(late_s);
                 }
             }
-            Effect::Count(Counter::TakenOver) => metrics::counter!("lapse_takeovers_total").increment(1),
+            Effect::Count(Counter::TakenOver) => {
+                metrics::counter!("lapse_takeovers_total").increment(1)
+            }
             Effect::Count(_) | Effect::History(_) | Effect::Alert(_) | Effect::AlertSettled => {}
         }
     }
 }
 
 fn stale(event: &Event, why: &Refused) -> Decision {
-    let Event::Replied { step, attempt, outcome, .. } = event else { return Decision::Leave };
+    let Event::Replied {
+        step,
+        attempt,
+        outcome,
+        ..
+    } = event
+    else {
+        return Decision::Leave;
+    };
     metrics::counter!("lapse_stale_replies_total", "outcome" => outcome.name()).increment(1);
     Decision::Stale(StaleReply {
         step: step.to_string(),
@@ -438,11 +524,18 @@ fn group_key(saga: &Saga, step: &StepId) -> GroupKey {
 
 fn key_of(saga: &Saga, state: &State, step: &StepId) -> GroupKey {
     let active = state.active.get(step);
-    let unanswered = state.steps.get(step).is_some_and(|record| record.maybe_applied);
+    let unanswered = state
+        .steps
+        .get(step)
+        .is_some_and(|record| record.maybe_applied);
     GroupKey {
         definition: saga.definition.clone(),
         step: step.clone(),
         direction: active.map_or(Direction::Do, |active| active.direction),
-        size_class: if unanswered { active.map_or(0, |active| active.attempt.saturating_sub(1)) } else { 0 },
+        size_class: if unanswered {
+            active.map_or(0, |active| active.attempt.saturating_sub(1))
+        } else {
+            0
+        },
     }
 }

@@ -57,7 +57,12 @@ const HOLD_S: f64 = 5.0;
 impl Ready {
     /// No sagas; `slots` calls at a time per group, of `batch_max` commands at most.
     pub fn new(batch_max: usize, slots: usize) -> Ready {
-        Ready { groups: BTreeMap::new(), batch_max, slots, held: 0 }
+        Ready {
+            groups: BTreeMap::new(),
+            batch_max,
+            slots,
+            held: 0,
+        }
     }
 
     /// How many sagas are queued or in a call.
@@ -70,14 +75,20 @@ impl Ready {
         let Some(group) = self.groups.get(key) else {
             return 2 * self.batch_max;
         };
-        let sendable = group.per_second.map_or(2.0 * self.batch_max as f64, |per_second| per_second * HOLD_S);
+        let sendable = group
+            .per_second
+            .map_or(2.0 * self.batch_max as f64, |per_second| {
+                per_second * HOLD_S
+            });
         let limit = (sendable as usize).max(self.cap(key));
         limit.saturating_sub(group.queue.len() + group.sagas_in_calls)
     }
 
     /// Whether a call could start at once.
     pub fn has_free_slot(&self, key: &GroupKey) -> bool {
-        self.groups.get(key).is_none_or(|group| group.calls < self.slots && group.queue.len() < self.cap(key))
+        self.groups
+            .get(key)
+            .is_none_or(|group| group.calls < self.slots && group.queue.len() < self.cap(key))
     }
 
     /// Queues a saga.
@@ -89,7 +100,10 @@ impl Ready {
     /// The next batch whose group has a free slot; its slot is taken until [`Ready::finished`].
     pub fn pop(&mut self) -> Option<Batch> {
         let slots = self.slots;
-        let (key, group) = self.groups.iter_mut().find(|(_, group)| !group.queue.is_empty() && group.calls < slots)?;
+        let (key, group) = self
+            .groups
+            .iter_mut()
+            .find(|(_, group)| !group.queue.is_empty() && group.calls < slots)?;
         let key = key.clone();
         let size = cap(self.batch_max, &key).min(group.queue.len());
         let sagas: Vec<Saga> = group.queue.drain(..size).collect();
@@ -102,11 +116,17 @@ impl Ready {
     pub fn finished(&mut self, key: &GroupKey, sagas: usize, took: Duration) {
         self.held -= sagas;
         let slots = self.slots as f64;
-        let Some(group) = self.groups.get_mut(key) else { return };
+        let Some(group) = self.groups.get_mut(key) else {
+            return;
+        };
         group.calls -= 1;
         group.sagas_in_calls -= sagas;
         let seen = sagas as f64 / took.as_secs_f64().max(0.000_1) * slots;
-        group.per_second = Some(group.per_second.map_or(seen, |before| before * 0.7 + seen * 0.3));
+        group.per_second = Some(
+            group
+                .per_second
+                .map_or(seen, |before| before * 0.7 + seen * 0.3),
+        );
         if group.calls == 0 && group.queue.is_empty() && key.size_class > 0 {
             self.groups.remove(key);
         }

@@ -44,7 +44,9 @@ pub fn router(site: Site) -> Router {
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .route("/v1/sagas/{definition}", post(start::start))
-        .fallback(|| async { Problem::new(StatusCode::NOT_FOUND, "not_found", "there is nothing here") })
+        .fallback(|| async {
+            Problem::new(StatusCode::NOT_FOUND, "not_found", "there is nothing here")
+        })
         .with_state(site)
 }
 
@@ -53,14 +55,26 @@ async fn readyz(State(site): State<Site>) -> Response {
     let postgres = site.store.now().await.is_ok();
     let trouble = site.bus.trouble();
     let ready = postgres && trouble.is_none();
-    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let status = if ready {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
     let kafka = trouble.unwrap_or_else(|| "ok".to_owned());
-    (status, axum::Json(json!({ "ready": ready, "postgres": postgres, "kafka": kafka }))).into_response()
+    (
+        status,
+        axum::Json(json!({ "ready": ready, "postgres": postgres, "kafka": kafka })),
+    )
+        .into_response()
 }
 
 async fn metrics(State(site): State<Site>) -> Response {
     metrics::gauge!("lapse_sagas_held").set(site.executor.held() as f64);
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], site.metrics.render()).into_response()
+    (
+        [(header::CONTENT_TYPE, "text/plain; version=0.0.4")],
+        site.metrics.render(),
+    )
+        .into_response()
 }
 
 /// An error as `application/problem+json` (RFC 9457).
@@ -73,7 +87,12 @@ struct Problem {
 
 impl Problem {
     fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Problem {
-        Problem { status, code, detail: detail.into(), more: serde_json::Value::Null }
+        Problem {
+            status,
+            code,
+            detail: detail.into(),
+            more: serde_json::Value::Null,
+        }
     }
 
     fn with(mut self, more: serde_json::Value) -> Problem {
@@ -94,6 +113,11 @@ impl IntoResponse for Problem {
         if let (Some(fields), serde_json::Value::Object(more)) = (body.as_object_mut(), self.more) {
             fields.extend(more);
         }
-        (self.status, [(header::CONTENT_TYPE, "application/problem+json")], body.to_string()).into_response()
+        (
+            self.status,
+            [(header::CONTENT_TYPE, "application/problem+json")],
+            body.to_string(),
+        )
+            .into_response()
     }
 }

@@ -66,35 +66,69 @@ pub(super) async fn start(
     body: Result<Json<Body>, JsonRejection>,
 ) -> Response {
     let answer = match body {
-        Ok(Json(body)) => start_checked(&site, &definition, body, wait.wait_ms.min(WAIT_MAX_MS)).await,
-        Err(rejection) => Err(Problem::new(StatusCode::BAD_REQUEST, "bad_body", rejection.body_text())),
+        Ok(Json(body)) => {
+            start_checked(&site, &definition, body, wait.wait_ms.min(WAIT_MAX_MS)).await
+        }
+        Err(rejection) => Err(Problem::new(
+            StatusCode::BAD_REQUEST,
+            "bad_body",
+            rejection.body_text(),
+        )),
     };
     answer.unwrap_or_else(IntoResponse::into_response)
 }
 
-async fn start_checked(site: &Site, name: &str, body: Body, wait_ms: u64) -> Result<Response, Problem> {
+async fn start_checked(
+    site: &Site,
+    name: &str,
+    body: Body,
+    wait_ms: u64,
+) -> Result<Response, Problem> {
     let invalid = |detail: &str| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", detail);
-    if body.order_id.trim().is_empty() || body.order_id.len() > 200 || body.order_id.contains('\0') {
+    if body.order_id.trim().is_empty() || body.order_id.len() > 200 || body.order_id.contains('\0')
+    {
         return Err(invalid("order_id must be 1 to 200 bytes of text"));
     }
     if body.generation < 1 {
         return Err(invalid("generation starts at 1"));
     }
     if body.cause.respects_due_time() {
-        return Err(invalid("cause must be buyer or operator; timers and the sweep start by themselves"));
+        return Err(invalid(
+            "cause must be buyer or operator; timers and the sweep start by themselves",
+        ));
     }
     let definition = site.definitions.named(name).ok_or_else(|| {
-        Problem::new(StatusCode::NOT_FOUND, "no_definition", format!("there is no active definition {name:?}"))
+        Problem::new(
+            StatusCode::NOT_FOUND,
+            "no_definition",
+            format!("there is no active definition {name:?}"),
+        )
     })?;
-    let order = OrderKey { tenant: body.tenant, order_id: body.order_id, generation: body.generation };
+    let order = OrderKey {
+        tenant: body.tenant,
+        order_id: body.order_id,
+        generation: body.generation,
+    };
     let event = if body.event.is_null() {
         json!({ "order_id": order.order_id, "order_type": body.order_type })
     } else {
         body.event
     };
     let now = site.clock.now();
-    let start = intake::start(&definition, order.clone(), &body.order_type, body.cause, None, event, now);
-    let started = site.executor.start(vec![start]).await.map_err(unavailable)?;
+    let start = intake::start(
+        &definition,
+        order.clone(),
+        &body.order_type,
+        body.cause,
+        None,
+        event,
+        now,
+    );
+    let started = site
+        .executor
+        .start(vec![start])
+        .await
+        .map_err(unavailable)?;
     let (status, saga) = match started.into_iter().next() {
         Some(Started::New(saga)) => (StatusCode::CREATED, *saga),
         _ => (StatusCode::OK, raise(site, name, &order, body.cause).await?),
@@ -104,17 +138,36 @@ async fn start_checked(site: &Site, name: &str, body: Body, wait_ms: u64) -> Res
 }
 
 /// The saga exists: its cause may be raised.
-async fn raise(site: &Site, definition: &str, order: &OrderKey, cause: Cause) -> Result<Saga, Problem> {
-    let which = Which::Key { definition: definition.to_owned(), order: order.clone() };
-    let raised = site.executor.happen(which.clone(), Event::CauseRaised { cause }).await.map_err(unavailable)?;
+async fn raise(
+    site: &Site,
+    definition: &str,
+    order: &OrderKey,
+    cause: Cause,
+) -> Result<Saga, Problem> {
+    let which = Which::Key {
+        definition: definition.to_owned(),
+        order: order.clone(),
+    };
+    let raised = site
+        .executor
+        .happen(which.clone(), Event::CauseRaised { cause })
+        .await
+        .map_err(unavailable)?;
     match raised {
         Some(Ok(saga)) => Ok(saga),
         Some(Err(Refused::Unchanged)) => look(site, which).await,
         Some(Err(why)) => {
             let saga = look(site, which).await?;
-            Err(Problem::new(StatusCode::CONFLICT, "conflict", why.to_string()).with(json!({ "saga": view(&saga) })))
+            Err(
+                Problem::new(StatusCode::CONFLICT, "conflict", why.to_string())
+                    .with(json!({ "saga": view(&saga) })),
+            )
         }
-        None => Err(Problem::new(StatusCode::NOT_FOUND, "gone", "the saga is gone; ask again")),
+        None => Err(Problem::new(
+            StatusCode::NOT_FOUND,
+            "gone",
+            "the saga is gone; ask again",
+        )),
     }
 }
 
@@ -137,7 +190,11 @@ async fn look(site: &Site, which: Which) -> Result<Saga, Problem> {
 }
 
 fn unavailable(error: store::Error) -> Problem {
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", error.to_string())
+    Problem::new(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "unavailable",
+        error.to_string(),
+    )
 }
 
 fn view(saga: &Saga) -> Value {

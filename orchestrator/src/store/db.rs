@@ -62,7 +62,11 @@ pub type Work<'c, T> = BoxFuture<'c, Result<T, Abort>>;
 impl Db {
     /// Opens both pools without connecting yet; `writers` is usually [`WRITERS`].
     pub fn open(options: PgConnectOptions, writers: u32) -> Db {
-        let hot = options.clone().application_name("lapse").options(PLANS).options(EVERYWHERE);
+        let hot = options
+            .clone()
+            .application_name("lapse")
+            .options(PLANS)
+            .options(EVERYWHERE);
         let views = options
             .clone()
             .application_name("lapse views")

@@ -35,7 +35,10 @@ pub struct MemoryStore {
 impl MemoryStore {
     /// An empty one.
     pub fn new(clock: Clock) -> MemoryStore {
-        MemoryStore { clock, tables: Arc::default() }
+        MemoryStore {
+            clock,
+            tables: Arc::default(),
+        }
     }
 
     /// All sagas, by id.
@@ -50,7 +53,11 @@ impl MemoryStore {
 
     /// Messages that are not deleted yet, claimed or not, oldest first.
     pub fn outbox(&self) -> Vec<OutboxMessage> {
-        self.tables().outbox.values().map(|(message, _)| message.clone()).collect()
+        self.tables()
+            .outbox
+            .values()
+            .map(|(message, _)| message.clone())
+            .collect()
     }
 
     /// All alerts, by fingerprint.
@@ -106,10 +113,7 @@ impl Store for MemoryStore {
         Ok(self.tables().active())
     }
 
-    async fn definitions(
-        &self,
-        hashes: &[DefinitionHash],
-    ) -> Result<Vec<Arc<Definition>>, Error> {
+    async fn definitions(&self, hashes: &[DefinitionHash]) -> Result<Vec<Arc<Definition>>, Error> {
         Ok(self.tables().definitions(hashes))
     }
 
@@ -121,14 +125,20 @@ impl Store for MemoryStore {
     async fn record(&self, batch: Vec<Move>) -> Result<Vec<Moved>, Error> {
         let now = (self.clock)();
         let mut tables = self.tables();
-        Ok(batch.into_iter().map(|moved| tables.record(moved, now)).collect())
+        Ok(batch
+            .into_iter()
+            .map(|moved| tables.record(moved, now))
+            .collect())
     }
 
     async fn revise(&self, which: Which, decide: Decide) -> Result<Vec<Revised>, Error> {
         let now = (self.clock)();
         let mut tables = self.tables();
         let sagas = tables.lock(which, now);
-        Ok(sagas.into_iter().map(|saga| tables.revise(saga, &decide, now)).collect())
+        Ok(sagas
+            .into_iter()
+            .map(|saga| tables.revise(saga, &decide, now))
+            .collect())
     }
 
     async fn dead_letter(&self, batch: Vec<DeadLetter>) -> Result<(), Error> {
@@ -163,7 +173,10 @@ impl Store for MemoryStore {
         orders: &[OrderKey],
     ) -> Result<Vec<Standing>, Error> {
         let tables = self.tables();
-        Ok(orders.iter().map(|order| tables.standing(definition, order)).collect())
+        Ok(orders
+            .iter()
+            .map(|order| tables.standing(definition, order))
+            .collect())
     }
 
     async fn alert_unresolved(
@@ -177,6 +190,10 @@ impl Store for MemoryStore {
             let raised = unresolved_alert(definition, *saga_id, overdue);
             tables.alerts.raise(*saga_id, raised, now);
         }
+        Ok(())
+    }
+
+    async fn prepare_days(&self) -> Result<(), Error> {
         Ok(())
     }
 

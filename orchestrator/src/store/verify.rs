@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use sqlx::PgConnection;
 
 use self::histories::Histories;
-use super::db::{Abort, Db};
 use super::Error;
+use super::db::{Abort, Db};
 
 mod histories;
 
@@ -38,7 +38,13 @@ impl Check {
     fn new(id: &'static str, checked: i64, mut rows: Vec<Value>) -> Check {
         let violations = i64::try_from(rows.len()).unwrap_or(i64::MAX);
         rows.truncate(MAX_ROWS);
-        Check { id, ok: violations == 0, checked, violations, rows }
+        Check {
+            id,
+            ok: violations == 0,
+            checked,
+            violations,
+            rows,
+        }
     }
 }
 
@@ -49,7 +55,9 @@ impl Check {
 pub async fn verify(db: &Db) -> Result<Vec<Check>, Error> {
     db.read(|tx| {
         Box::pin(async move {
-            sqlx::query!("set local statement_timeout = '15min'").execute(&mut *tx).await?;
+            sqlx::query!("set local statement_timeout = '15min'")
+                .execute(&mut *tx)
+                .await?;
             let mut checks = vec![
                 doubled_saga(tx).await?,
                 forgotten(tx).await?,
@@ -66,7 +74,9 @@ pub async fn verify(db: &Db) -> Result<Vec<Check>, Error> {
 
 /// Every saga is the one of its key.
 async fn doubled_saga(tx: &mut PgConnection) -> Result<Check, Abort> {
-    let checked = sqlx::query_scalar!(r#"select count(*) as "n!" from lapse.saga"#).fetch_one(&mut *tx).await?;
+    let checked = sqlx::query_scalar!(r#"select count(*) as "n!" from lapse.saga"#)
+        .fetch_one(&mut *tx)
+        .await?;
     let rows = sqlx::query!(
         "select s.saga_id, s.tenant, s.definition, s.business_key, s.generation, k.saga_id as \"key_saga_id?\"
          from lapse.saga as s
@@ -113,13 +123,16 @@ async fn alert_missing(tx: &mut PgConnection) -> Result<Check, Abort> {
            and not exists (select from lapse.alert_member as m where m.saga_id = s.saga_id)"
     );
     let rows = rows.fetch_all(tx).await?.into_iter();
-    let rows = rows.map(|row| json!({ "saga_id": row.saga_id, "state": row.state, "step": row.step }));
+    let rows =
+        rows.map(|row| json!({ "saga_id": row.saga_id, "state": row.state, "step": row.step }));
     Ok(Check::new("alert_missing", checked, rows.collect()))
 }
 
 /// Messages leave.
 async fn outbox_stuck(tx: &mut PgConnection) -> Result<Check, Abort> {
-    let checked = sqlx::query_scalar!(r#"select count(*) as "n!" from lapse.outbox"#).fetch_one(&mut *tx).await?;
+    let checked = sqlx::query_scalar!(r#"select count(*) as "n!" from lapse.outbox"#)
+        .fetch_one(&mut *tx)
+        .await?;
     let rows = sqlx::query!(
         "select id, topic, key, created_at from lapse.outbox where created_at < now() - interval '60 seconds' order by id"
     );
@@ -130,13 +143,23 @@ async fn outbox_stuck(tx: &mut PgConnection) -> Result<Check, Abort> {
 
 /// The counters say what the tables say. Holds as long as no partition was dropped.
 async fn rollup_mismatch(tx: &mut PgConnection) -> Result<Check, Abort> {
-    let counters = sqlx::query!(r#"select counter, sum(n)::bigint as "n!" from lapse.rollup_minute group by counter"#);
-    let counters: HashMap<String, i64> =
-        counters.fetch_all(&mut *tx).await?.into_iter().map(|row| (row.counter, row.n)).collect();
+    let counters = sqlx::query!(
+        r#"select counter, sum(n)::bigint as "n!" from lapse.rollup_minute group by counter"#
+    );
+    let counters: HashMap<String, i64> = counters
+        .fetch_all(&mut *tx)
+        .await?
+        .into_iter()
+        .map(|row| (row.counter, row.n))
+        .collect();
     let counter = |name: &str| counters.get(name).copied().unwrap_or(0);
     let states = sqlx::query!(r#"select state, count(*) as "n!" from lapse.saga group by state"#);
-    let states: HashMap<String, i64> =
-        states.fetch_all(&mut *tx).await?.into_iter().map(|row| (row.state, row.n)).collect();
+    let states: HashMap<String, i64> = states
+        .fetch_all(&mut *tx)
+        .await?
+        .into_iter()
+        .map(|row| (row.state, row.n))
+        .collect();
     let state = |name: &str| states.get(name).copied().unwrap_or(0);
     let other = sqlx::query!(
         r#"select (select count(*) from lapse.dead_letter) as "dead_letters!",
@@ -144,12 +167,17 @@ async fn rollup_mismatch(tx: &mut PgConnection) -> Result<Check, Abort> {
     );
     let other = other.fetch_one(tx).await?;
 
-    let at_rest = counter("completed") + counter("skipped") + counter("compensated") + counter("parked");
+    let at_rest =
+        counter("completed") + counter("skipped") + counter("compensated") + counter("parked");
     let pairs = [
         ("started", counter("started"), states.values().sum()),
         ("completed", counter("completed"), state("completed")),
         ("skipped", counter("skipped"), state("skipped")),
-        ("live", counter("started") + counter("resumed") - at_rest, state("running") + state("compensating")),
+        (
+            "live",
+            counter("started") + counter("resumed") - at_rest,
+            state("running") + state("compensating"),
+        ),
         (
             "compensated_parked_or_resolved",
             counter("compensated") + counter("parked") - counter("resumed"),
@@ -158,16 +186,28 @@ async fn rollup_mismatch(tx: &mut PgConnection) -> Result<Check, Abort> {
         ("dead_letter", counter("dead_letter"), other.dead_letters),
         ("stale_reply", counter("stale_reply"), other.stale_replies),
     ];
-    let checked = pairs.iter().filter(|(_, counted, rows)| *counted != 0 || *rows != 0).count();
+    let checked = pairs
+        .iter()
+        .filter(|(_, counted, rows)| *counted != 0 || *rows != 0)
+        .count();
     let wrong = pairs.iter().filter(|(_, counted, rows)| counted != rows);
-    let wrong = wrong.map(|(name, counted, rows)| json!({ "counter": name, "counted": counted, "rows": rows }));
-    Ok(Check::new("rollup_mismatch", i64::try_from(checked).unwrap_or(i64::MAX), wrong.collect()))
+    let wrong = wrong
+        .map(|(name, counted, rows)| json!({ "counter": name, "counted": counted, "rows": rows }));
+    Ok(Check::new(
+        "rollup_mismatch",
+        i64::try_from(checked).unwrap_or(i64::MAX),
+        wrong.collect(),
+    ))
 }
 
 /// `history_gap` and `attempts_over_policy`, from one reading of all histories.
 async fn histories(tx: &mut PgConnection) -> Result<[Check; 2], Abort> {
-    let rows = sqlx::query!(r#"select hash, body::text as "body!" from lapse.definition"#).fetch_all(&mut *tx).await?;
-    let bodies: HashMap<String, Body> =
-        rows.into_iter().filter_map(|row| Some((row.hash, serde_json::from_str(&row.body).ok()?))).collect();
+    let rows = sqlx::query!(r#"select hash, body::text as "body!" from lapse.definition"#)
+        .fetch_all(&mut *tx)
+        .await?;
+    let bodies: HashMap<String, Body> = rows
+        .into_iter()
+        .filter_map(|row| Some((row.hash, serde_json::from_str(&row.body).ok()?)))
+        .collect();
     Histories::new(bodies).read(tx).await
 }

@@ -111,7 +111,10 @@ async fn why_refused(
         return Ok(HashMap::new());
     }
     let tenants: Vec<&str> = refused.iter().map(|order| order.tenant.as_str()).collect();
-    let order_ids: Vec<&str> = refused.iter().map(|order| order.order_id.as_str()).collect();
+    let order_ids: Vec<&str> = refused
+        .iter()
+        .map(|order| order.order_id.as_str())
+        .collect();
     let rows = sqlx::query!(
         "select o.tenant, o.order_id, o.status
          from unnest($1::text[], $2::text[]) as wanted (tenant, order_id)

@@ -15,8 +15,16 @@ use crate::testshop::{
 async fn at_the_deadline_an_order_is_either_paid_or_cancelled() {
     let shop = TestShop::open().await;
     let deadline = ago(0) + TimeDelta::milliseconds(400);
-    let new = NewOrder::new("flash", lines(&[("mug", "north", "1"), ("mug", "north", "1")]), deadline);
-    let placed = shop.shop.place_many(&vec![new; 400]).await.expect("the database answers");
+    let new = NewOrder::new(
+        "flash",
+        lines(&[("mug", "north", "1"), ("mug", "north", "1")]),
+        deadline,
+    );
+    let placed = shop
+        .shop
+        .place_many(&vec![new; 400])
+        .await
+        .expect("the database answers");
     let orders: Vec<OrderKey> = placed
         .into_iter()
         .map(|placed| placed.expect("it is placed").order)
@@ -25,10 +33,14 @@ async fn at_the_deadline_an_order_is_either_paid_or_cancelled() {
     let mut cancelling = Vec::new();
     let mut paying = Vec::new();
     for (at, part) in orders.chunks(40).enumerate() {
-        let commands: Vec<Command> =
-            part.iter().map(|order| Saga::on(order).does("CancelOrder")).collect();
+        let commands: Vec<Command> = part
+            .iter()
+            .map(|order| Saga::on(order).does("CancelOrder"))
+            .collect();
         let participant = shop.orders.clone();
-        cancelling.push(tokio::spawn(async move { cancel_when_due(&participant, commands).await }));
+        cancelling.push(tokio::spawn(async move {
+            cancel_when_due(&participant, commands).await
+        }));
         // Payments of the same orders, backwards, spread over the last moments before and the first after.
         let mut payers: Vec<OrderRef> = part.iter().map(reference).collect();
         payers.reverse();
@@ -85,12 +97,22 @@ async fn at_the_deadline_an_order_is_either_paid_or_cancelled() {
     assert_eq!(totals.sold, Decimal::from(2 * counts.0));
     assert_eq!(totals.available, decimal("2010.5") - totals.sold);
     shop.is_sound().await;
-    assert!(counts.0 > 0 && counts.1 > 0, "no race: {} paid, {} cancelled", counts.0, counts.1);
+    assert!(
+        counts.0 > 0 && counts.1 > 0,
+        "no race: {} paid, {} cancelled",
+        counts.0,
+        counts.1
+    );
 }
 
 async fn clock_passes(pool: &PgPool, at: Timestamp) {
     let passed = "select clock_timestamp() >= $1";
-    while !sqlx::query_scalar::<_, bool>(passed).bind(at).fetch_one(pool).await.expect("it has a clock") {
+    while !sqlx::query_scalar::<_, bool>(passed)
+        .bind(at)
+        .fetch_one(pool)
+        .await
+        .expect("it has a clock")
+    {
         tokio::task::yield_now().await;
     }
 }

@@ -220,7 +220,9 @@ pub fn outcomes(commands: &[Command], replies: &[Reply]) -> Vec<Outcome> {
 }
 
 pub async fn send_one(participant: &dyn Participant, command: &Command) -> Outcome {
-    send(participant, std::slice::from_ref(command)).await.remove(0)
+    send(participant, std::slice::from_ref(command))
+        .await
+        .remove(0)
 }
 
 pub fn is_done(outcome: &Outcome) -> bool {

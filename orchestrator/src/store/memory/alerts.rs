@@ -51,7 +51,10 @@ impl Alerts {
     }
 
     pub fn has_member(&self, id: SagaId) -> bool {
-        self.members.range((id, String::new())..).next().is_some_and(|((member, _), _)| *member == id)
+        self.members
+            .range((id, String::new())..)
+            .next()
+            .is_some_and(|((member, _), _)| *member == id)
     }
 
     /// A new member opens the alert again and has it sent at once; an old one changes nothing.
@@ -61,12 +64,15 @@ impl Alerts {
             return;
         }
         let fresh = AlertState::Open { next_send_at: now };
-        let alert = self.alerts.entry(raised.fingerprint.clone()).or_insert_with(|| Alert {
-            raised: raised.clone(),
-            state: fresh.clone(),
-            sagas: 0,
-            sends: 0,
-        });
+        let alert = self
+            .alerts
+            .entry(raised.fingerprint.clone())
+            .or_insert_with(|| Alert {
+                raised: raised.clone(),
+                state: fresh.clone(),
+                sagas: 0,
+                sends: 0,
+            });
         alert.raised.message = raised.message;
         alert.sagas += 1;
         if !matches!(alert.state, AlertState::Open { .. }) {
@@ -93,7 +99,9 @@ impl Alerts {
     pub fn acknowledge(&mut self, fingerprint: &str, actor: &str) -> bool {
         match self.alerts.get_mut(fingerprint) {
             Some(alert) if matches!(alert.state, AlertState::Open { .. }) => {
-                alert.state = AlertState::Acknowledged { by: actor.to_owned() };
+                alert.state = AlertState::Acknowledged {
+                    by: actor.to_owned(),
+                };
                 true
             }
             _ => false,
@@ -123,7 +131,9 @@ impl Alerts {
         let claimed = due.into_iter().filter_map(|(_, fingerprint)| {
             let alert = self.alerts.get_mut(&fingerprint)?;
             alert.sends += 1;
-            alert.state = AlertState::Open { next_send_at: now + repeat(&alert.raised.definition) };
+            alert.state = AlertState::Open {
+                next_send_at: now + repeat(&alert.raised.definition),
+            };
             Some(alert_due(alert))
         });
         claimed.collect()
@@ -131,6 +141,22 @@ impl Alerts {
 }
 
 fn alert_due(alert: &Alert) -> AlertDue {
-    let Raised { fingerprint, definition, step, kind, class, message } = alert.raised.clone();
-    AlertDue { fingerprint, definition, step, kind, class, message, sagas: alert.sagas, sends: alert.sends }
+    let Raised {
+        fingerprint,
+        definition,
+        step,
+        kind,
+        class,
+        message,
+    } = alert.raised.clone();
+    AlertDue {
+        fingerprint,
+        definition,
+        step,
+        kind,
+        class,
+        message,
+        sagas: alert.sagas,
+        sends: alert.sends,
+    }
 }

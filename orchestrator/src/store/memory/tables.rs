@@ -9,7 +9,9 @@ use lapse_participants::kit::OrderKey;
 use lapse_sagas::{Definition, DefinitionHash, SagaId, Status, Timestamp, transition};
 
 use super::alerts::Alerts;
-use crate::store::consequence::{alert_message, consequences, dead_letter_message, digest, outcome_message};
+use crate::store::consequence::{
+    alert_message, consequences, dead_letter_message, digest, outcome_message,
+};
 use crate::store::history::Line;
 use crate::store::{
     ActiveSet, AlertDue, DeadLetter, Decide, Decision, Error, HistoryHead, Move, Moved,
@@ -53,8 +55,12 @@ impl Tables {
         }
         let mut changed = false;
         for definition in definitions {
-            self.definitions.entry(key(definition)).or_insert_with(|| Arc::clone(definition));
-            let before = self.active.insert(definition.name().to_owned(), Arc::clone(definition));
+            self.definitions
+                .entry(key(definition))
+                .or_insert_with(|| Arc::clone(definition));
+            let before = self
+                .active
+                .insert(definition.name().to_owned(), Arc::clone(definition));
             changed |= before.is_none_or(|before| before.hash != definition.hash);
         }
         self.active_version += i64::from(changed);
@@ -69,7 +75,11 @@ impl Tables {
     }
 
     pub fn definitions(&self, hashes: &[DefinitionHash]) -> Vec<Arc<Definition>> {
-        self.definitions.values().filter(|known| hashes.contains(&known.hash)).cloned().collect()
+        self.definitions
+            .values()
+            .filter(|known| hashes.contains(&known.hash))
+            .cloned()
+            .collect()
     }
 
     pub fn start(&mut self, start: Start) -> Started {
@@ -118,10 +128,18 @@ impl Tables {
         for counter in all.counters {
             self.count(&moved.saga.name, &moved.saga.order_type, counter, 1);
         }
-        let history = all.lines.last().map_or(moved.saga.history.clone(), HistoryHead::from);
+        let history = all
+            .lines
+            .last()
+            .map_or(moved.saga.history.clone(), HistoryHead::from);
         self.history.entry(id).or_default().extend(all.lines);
         let version = moved.saga.version + 1;
-        let saga = Saga { version, state: moved.state, history, ..moved.saga };
+        let saga = Saga {
+            version,
+            state: moved.state,
+            history,
+            ..moved.saga
+        };
         self.put(saga.clone());
         Moved::Stored(Box::new(saga))
     }
@@ -130,24 +148,50 @@ impl Tables {
     pub fn lock(&self, which: Which, now: Timestamp) -> Vec<Saga> {
         let ids: Vec<SagaId> = match which {
             Which::Due { limit } => {
-                let due = self.wake_ats.iter().take_while(|(wake_at, _)| *wake_at <= now);
+                let due = self
+                    .wake_ats
+                    .iter()
+                    .take_while(|(wake_at, _)| *wake_at <= now);
                 due.take(limit as usize).map(|(_, id)| *id).collect()
             }
-            Which::Ids(ids) => ids.into_iter().collect::<BTreeSet<_>>().into_iter().collect(),
-            Which::Key { definition, order } => {
-                self.keys.get(&(definition, order)).copied().into_iter().collect()
-            }
+            Which::Ids(ids) => ids
+                .into_iter()
+                .collect::<BTreeSet<_>>()
+                .into_iter()
+                .collect(),
+            Which::Key { definition, order } => self
+                .keys
+                .get(&(definition, order))
+                .copied()
+                .into_iter()
+                .collect(),
         };
-        ids.iter().filter_map(|id| self.sagas.get(id)).cloned().collect()
+        ids.iter()
+            .filter_map(|id| self.sagas.get(id))
+            .cloned()
+            .collect()
     }
 
     pub fn revise(&mut self, saga: Saga, decide: &Decide, now: Timestamp) -> Revised {
         match decide(&saga, now) {
             Decision::Move(state, effects) => {
                 let unchanged = saga.clone();
-                match self.record(Move { saga, state, effects }, now) {
-                    Moved::Stored(saga) => Revised { saga: *saga, moved: true },
-                    Moved::Fenced => Revised { saga: unchanged, moved: false },
+                match self.record(
+                    Move {
+                        saga,
+                        state,
+                        effects,
+                    },
+                    now,
+                ) {
+                    Moved::Stored(saga) => Revised {
+                        saga: *saga,
+                        moved: true,
+                    },
+                    Moved::Fenced => Revised {
+                        saga: unchanged,
+                        moved: false,
+                    },
                 }
             }
             Decision::Leave => Revised { saga, moved: false },
@@ -160,7 +204,12 @@ impl Tables {
     }
 
     pub fn dead_letter(&mut self, letter: DeadLetter) {
-        let place = (letter.topic.clone(), letter.partition, letter.offset, digest(&letter));
+        let place = (
+            letter.topic.clone(),
+            letter.partition,
+            letter.offset,
+            digest(&letter),
+        );
         let (key, message) = dead_letter_message(&letter);
         let Entry::Vacant(free) = self.dead_letters.entry(place) else {
             return;
@@ -171,7 +220,10 @@ impl Tables {
     }
 
     pub fn claim_outbox(&mut self, limit: u32, now: Timestamp) -> Vec<OutboxMessage> {
-        let free = self.outbox.values_mut().filter(|(_, until)| until.is_none_or(|until| until <= now));
+        let free = self
+            .outbox
+            .values_mut()
+            .filter(|(_, until)| until.is_none_or(|until| until <= now));
         free.take(limit as usize)
             .map(|(message, until)| {
                 *until = Some(now + OUTBOX_CLAIM);
@@ -182,10 +234,18 @@ impl Tables {
 
     pub fn claim_alerts(&mut self, limit: u32, now: Timestamp) -> Vec<AlertDue> {
         let active = &self.active;
-        let repeat = |name: &str| active.get(name).map_or(ALERT_REPEAT, |known| known.body.alert_repeat.delta());
+        let repeat = |name: &str| {
+            active
+                .get(name)
+                .map_or(ALERT_REPEAT, |known| known.body.alert_repeat.delta())
+        };
         let due = self.alerts.claim(limit, now, repeat);
         for alert in &due {
-            self.put_message("alerts", alert.fingerprint.clone(), alert_message(alert, now));
+            self.put_message(
+                "alerts",
+                alert.fingerprint.clone(),
+                alert_message(alert, now),
+            );
         }
         due
     }
@@ -195,16 +255,21 @@ impl Tables {
         match id.and_then(|id| self.sagas.get(id)) {
             None => Standing::None,
             Some(Saga { id, state, .. }) => match state.status {
-                Status::Completed | Status::Skipped { .. } => {
-                    Standing::Closed { saga_id: *id, state: state.status.name().to_owned() }
-                }
+                Status::Completed | Status::Skipped { .. } => Standing::Closed {
+                    saga_id: *id,
+                    state: state.status.name().to_owned(),
+                },
                 _ => Standing::InHand,
             },
         }
     }
 
     pub fn count(&mut self, definition: &str, order_type: &str, counter: &str, by: i64) {
-        let key = (definition.to_owned(), order_type.to_owned(), counter.to_owned());
+        let key = (
+            definition.to_owned(),
+            order_type.to_owned(),
+            counter.to_owned(),
+        );
         *self.counts.entry(key).or_default() += by;
     }
 
@@ -212,7 +277,10 @@ impl Tables {
     fn put(&mut self, saga: Saga) {
         let id = saga.id;
         let wake_at = saga.state.wake_at();
-        let before = self.sagas.insert(id, saga).and_then(|before| before.state.wake_at());
+        let before = self
+            .sagas
+            .insert(id, saga)
+            .and_then(|before| before.state.wake_at());
         if let Some(before) = before {
             self.wake_ats.remove(&(before, id));
         }
@@ -222,7 +290,12 @@ impl Tables {
     fn put_message(&mut self, topic: &str, key: String, payload: String) {
         self.last_outbox_id += 1;
         let id = self.last_outbox_id;
-        let message = OutboxMessage { id, topic: topic.to_owned(), key, payload };
+        let message = OutboxMessage {
+            id,
+            topic: topic.to_owned(),
+            key,
+            payload,
+        };
         self.outbox.insert(id, (message, None));
     }
 }

@@ -95,11 +95,19 @@ async fn write(tx: &mut PgConnection, batch: &[DeadLetter]) -> Result<(), Abort>
         .iter()
         .zip(&digests)
         .filter(|(letter, digest)| {
-            stored.remove(&(letter.topic.clone(), letter.partition, letter.offset, digest.to_vec()))
+            stored.remove(&(
+                letter.topic.clone(),
+                letter.partition,
+                letter.offset,
+                digest.to_vec(),
+            ))
         })
         .map(|(letter, _)| letter)
         .collect();
-    let messages = fresh.iter().map(|letter| dead_letter_message(letter)).collect();
+    let messages = fresh
+        .iter()
+        .map(|letter| dead_letter_message(letter))
+        .collect();
     put(tx, "dead-letters", messages).await?;
     let mut counts = Counts::default();
     for _ in &fresh {

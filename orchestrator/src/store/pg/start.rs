@@ -3,9 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use chrono::NaiveDate;
 use lapse_sagas::{SagaId, Timestamp, transition};
 use sqlx::PgConnection;
-use chrono::NaiveDate;
 use uuid::Uuid;
 
 use super::columns::Columns;
@@ -76,7 +76,11 @@ async fn write(
 
     let mut counts = Counts::default();
     for start in batch {
-        let counter = if is_fresh(&start) { "started" } else { "duplicate" };
+        let counter = if is_fresh(&start) {
+            "started"
+        } else {
+            "duplicate"
+        };
         counts.add(&start.name, &start.order_type, counter, 1);
     }
     counts.write(tx).await?;
@@ -85,7 +89,12 @@ async fn write(
 
 /// In the order of the primary key of `saga_key`.
 fn key(start: &Start) -> (&str, &str, &str, i32) {
-    (&start.order.order_id, &start.order.tenant, &start.name, start.order.generation)
+    (
+        &start.order.order_id,
+        &start.order.tenant,
+        &start.name,
+        start.order.generation,
+    )
 }
 
 /// The sagas whose keys were free. Whoever stores the same key at this moment is waited for.
@@ -93,12 +102,24 @@ async fn insert_keys(
     tx: &mut PgConnection,
     rows: &[(&Start, &Line)],
 ) -> Result<HashSet<Uuid>, sqlx::Error> {
-    let ids: Vec<Uuid> = rows.iter().map(|(start, _)| start.state.saga_id.0).collect();
-    let days: Vec<NaiveDate> = rows.iter().map(|(start, _)| day(start.state.saga_id)).collect();
-    let business_keys: Vec<&str> = rows.iter().map(|(start, _)| &*start.order.order_id).collect();
+    let ids: Vec<Uuid> = rows
+        .iter()
+        .map(|(start, _)| start.state.saga_id.0)
+        .collect();
+    let days: Vec<NaiveDate> = rows
+        .iter()
+        .map(|(start, _)| day(start.state.saga_id))
+        .collect();
+    let business_keys: Vec<&str> = rows
+        .iter()
+        .map(|(start, _)| &*start.order.order_id)
+        .collect();
     let tenants: Vec<&str> = rows.iter().map(|(start, _)| &*start.order.tenant).collect();
     let names: Vec<&str> = rows.iter().map(|(start, _)| &*start.name).collect();
-    let generations: Vec<i32> = rows.iter().map(|(start, _)| start.order.generation).collect();
+    let generations: Vec<i32> = rows
+        .iter()
+        .map(|(start, _)| start.order.generation)
+        .collect();
     let fresh = sqlx::query_scalar!(
         "insert into lapse.saga_key (business_key, tenant, definition, generation, day, saga_id)
          select t.business_key, t.tenant, t.definition, t.generation, t.day, t.saga_id
@@ -122,10 +143,16 @@ async fn insert_sagas(tx: &mut PgConnection, rows: &[(&Start, &Line)]) -> Result
     if rows.is_empty() {
         return Ok(());
     }
-    let column =
-        |of: fn(&Start) -> &str| rows.iter().map(|(start, _)| of(start)).collect::<Vec<&str>>();
+    let column = |of: fn(&Start) -> &str| {
+        rows.iter()
+            .map(|(start, _)| of(start))
+            .collect::<Vec<&str>>()
+    };
     let columns = Columns::of(rows.iter().map(|(start, _)| &start.state));
-    let generations: Vec<i32> = rows.iter().map(|(start, _)| start.order.generation).collect();
+    let generations: Vec<i32> = rows
+        .iter()
+        .map(|(start, _)| start.order.generation)
+        .collect();
     let due_ats: Vec<Option<Timestamp>> = rows.iter().map(|(start, _)| start.due_at).collect();
     let entries: Vec<&str> = rows.iter().map(|(_, line)| line.text.as_str()).collect();
     let hashes: Vec<&[u8]> = rows.iter().map(|(_, line)| line.hash.as_slice()).collect();

@@ -53,7 +53,14 @@ impl Attempts {
 
 impl Histories {
     pub fn new(bodies: HashMap<String, Body>) -> Histories {
-        Histories { bodies, current: None, sagas: 0, gaps: Vec::new(), steps: 0, over: Vec::new() }
+        Histories {
+            bodies,
+            current: None,
+            sagas: 0,
+            gaps: Vec::new(),
+            steps: 0,
+            over: Vec::new(),
+        }
     }
 
     /// `history_gap` and `attempts_over_policy`.
@@ -67,24 +74,37 @@ impl Histories {
         )
         .fetch(tx);
         while let Some(row) = rows.try_next().await? {
-            if self.current.as_ref().is_none_or(|current| current.saga_id != row.saga_id) {
+            if self
+                .current
+                .as_ref()
+                .is_none_or(|current| current.saga_id != row.saga_id)
+            {
                 self.finish();
                 let expected = match (row.expected_seq, row.expected_hash, row.definition_hash) {
-                    (Some(seq), Some(hash), Some(definition)) => {
-                        Some((HistoryHead { seq, hash: hash.try_into().unwrap_or_default() }, definition))
-                    }
+                    (Some(seq), Some(hash), Some(definition)) => Some((
+                        HistoryHead {
+                            seq,
+                            hash: hash.try_into().unwrap_or_default(),
+                        },
+                        definition,
+                    )),
                     _ => None,
                 };
                 self.current = Some(Current::new(row.saga_id, expected));
             }
-            if let (Some(current), Some(seq), Some(entry), Some(hash)) = (&mut self.current, row.seq, row.entry, row.hash) {
+            if let (Some(current), Some(seq), Some(entry), Some(hash)) =
+                (&mut self.current, row.seq, row.entry, row.hash)
+            {
                 current.entry(seq, &entry, &hash);
             }
         }
         drop(rows);
         self.finish();
         let gaps = Check::new("history_gap", self.sagas, self.gaps);
-        Ok([gaps, Check::new("attempts_over_policy", self.steps, self.over)])
+        Ok([
+            gaps,
+            Check::new("attempts_over_policy", self.steps, self.over),
+        ])
     }
 
     fn finish(&mut self) {
@@ -94,9 +114,14 @@ impl Histories {
         self.sagas += 1;
         let saga_id = current.saga_id;
         if let Some(problem) = current.problem_at_the_end() {
-            self.gaps.push(json!({ "saga_id": saga_id, "problem": problem }));
+            self.gaps
+                .push(json!({ "saga_id": saga_id, "problem": problem }));
         }
-        let Some(body) = current.expected.as_ref().and_then(|(_, hash)| self.bodies.get(hash)) else {
+        let Some(body) = current
+            .expected
+            .as_ref()
+            .and_then(|(_, hash)| self.bodies.get(hash))
+        else {
             return;
         };
         for ((run, step_id, direction), attempts) in &current.attempts {
@@ -106,8 +131,10 @@ impl Histories {
             self.steps += 1;
             let (made, allowed) = (attempts.made(), 1 + step.retries.max as usize);
             if made > allowed {
-                self.over.push(json!({ "saga_id": saga_id, "run": run, "step": step_id, "direction": direction,
-                    "attempts": made, "allowed": allowed }));
+                self.over.push(
+                    json!({ "saga_id": saga_id, "run": run, "step": step_id, "direction": direction,
+                    "attempts": made, "allowed": allowed }),
+                );
             }
         }
     }
@@ -115,7 +142,14 @@ impl Histories {
 
 impl Current {
     fn new(saga_id: Uuid, expected: Option<(HistoryHead, String)>) -> Current {
-        Current { saga_id, expected, head: HistoryHead::EMPTY, problem: None, run: 1, attempts: BTreeMap::new() }
+        Current {
+            saga_id,
+            expected,
+            head: HistoryHead::EMPTY,
+            problem: None,
+            run: 1,
+            attempts: BTreeMap::new(),
+        }
     }
 
     fn entry(&mut self, seq: i32, text: &str, hash: &[u8]) {
@@ -127,9 +161,14 @@ impl Current {
         if seq != next {
             self.problem = Some(format!("entry {seq} stands where {next} should"));
         } else if expected_hash != hash {
-            self.problem = Some(format!("the hash of entry {seq} is not that of its text and its predecessor"));
+            self.problem = Some(format!(
+                "the hash of entry {seq} is not that of its text and its predecessor"
+            ));
         }
-        self.head = HistoryHead { seq, hash: expected_hash };
+        self.head = HistoryHead {
+            seq,
+            hash: expected_hash,
+        };
         match serde_json::from_str(text) {
             Ok(entry) => self.count(&entry),
             Err(error) => self.problem = Some(format!("entry {seq} can't be read: {error}")),
@@ -140,10 +179,16 @@ impl Current {
         if entry.kind == "retried" {
             self.run += 1;
         }
-        let (Some(step), Some(direction), Some(attempt)) = (&entry.step, entry.direction, entry.attempt) else {
+        let (Some(step), Some(direction), Some(attempt)) =
+            (&entry.step, entry.direction, entry.attempt)
+        else {
             return;
         };
-        let outcome = entry.detail.get("outcome").and_then(Value::as_str).unwrap_or_default();
+        let outcome = entry
+            .detail
+            .get("outcome")
+            .and_then(Value::as_str)
+            .unwrap_or_default();
         let answers = self.attempts.entry((self.run, step.clone(), direction));
         match (entry.kind.as_str(), outcome) {
             ("timed_out", _) | ("replied", "failed" | "unknown") => {
@@ -166,9 +211,10 @@ impl Current {
         }
         match &self.expected {
             None => Some("a history without a saga".to_owned()),
-            Some((expected, _)) if expected.seq != self.head.seq => {
-                Some(format!("the history ends with entry {}, the saga says {}", self.head.seq, expected.seq))
-            }
+            Some((expected, _)) if expected.seq != self.head.seq => Some(format!(
+                "the history ends with entry {}, the saga says {}",
+                self.head.seq, expected.seq
+            )),
             Some((expected, _)) if expected.hash != self.head.hash => {
                 Some("the last entry's hash is not the saga's".to_owned())
             }
@@ -200,14 +246,29 @@ mod tests {
 
     #[test]
     fn a_late_answer_to_an_attempt_that_timed_out_is_not_another_attempt() {
-        assert_eq!(made(&[replied("timed_out", 1, "unknown"), replied("replied", 1, "done")]), 1);
-        assert_eq!(made(&[replied("timed_out", 1, "unknown"), replied("replied", 2, "done")]), 2);
+        assert_eq!(
+            made(&[
+                replied("timed_out", 1, "unknown"),
+                replied("replied", 1, "done")
+            ]),
+            1
+        );
+        assert_eq!(
+            made(&[
+                replied("timed_out", 1, "unknown"),
+                replied("replied", 2, "done")
+            ]),
+            2
+        );
     }
 
     #[test]
     fn postponements_are_no_attempts_and_repeated_failures_of_one_number_are() {
         let postponed = replied("replied", 1, "not_due");
-        assert_eq!(made(&[postponed.clone(), postponed, replied("replied", 1, "done")]), 1);
+        assert_eq!(
+            made(&[postponed.clone(), postponed, replied("replied", 1, "done")]),
+            1
+        );
         let failed = replied("replied", 1, "failed");
         assert_eq!(made(&[failed.clone(), failed.clone(), failed]), 3);
     }

@@ -36,7 +36,12 @@ pub fn definition(name: &str, version: u32, title: &str) -> Arc<Definition> {
     }))
     .expect("a definition");
     let text = serde_json::to_string(&body).expect("a definition is JSON");
-    Arc::new(Definition { hash: hex::encode(Sha256::digest(&text)).as_str().into(), text: text.into(), body })
+    Arc::new(Definition {
+        hash: hex::encode(Sha256::digest(&text)).as_str().into(),
+        text: text.into(),
+        body,
+        warnings: Vec::new(),
+    })
 }
 
 /// The definition of [`start`].
@@ -45,7 +50,11 @@ pub fn cancel() -> Arc<Definition> {
 }
 
 pub fn order(order_id: &str) -> OrderKey {
-    OrderKey { tenant: "default".to_owned(), order_id: order_id.to_owned(), generation: 1 }
+    OrderKey {
+        tenant: "default".to_owned(),
+        order_id: order_id.to_owned(),
+        generation: 1,
+    }
 }
 
 /// A start of `cancel` for one order, taken at `now`.
@@ -66,7 +75,9 @@ pub fn start(order_id: &str, now: Timestamp) -> Start {
 /// Stores starts for orders `{prefix}-0` and so on, and returns the sagas.
 pub async fn started(store: &dyn Store, prefix: &str, count: usize) -> Vec<Saga> {
     let now = store.now().await.expect("now");
-    let batch = (0..count).map(|n| start(&format!("{prefix}-{n}"), now)).collect();
+    let batch = (0..count)
+        .map(|n| start(&format!("{prefix}-{n}"), now))
+        .collect();
     new_sagas(store.start(batch).await.expect("start"))
 }
 
@@ -81,13 +92,24 @@ pub fn new_sagas(started: Vec<Started>) -> Vec<Saga> {
 /// One saga of one order.
 pub async fn one(store: &dyn Store, order_id: &str) -> Saga {
     let now = store.now().await.expect("now");
-    new_sagas(store.start(vec![start(order_id, now)]).await.expect("start")).remove(0)
+    new_sagas(
+        store
+            .start(vec![start(order_id, now)])
+            .await
+            .expect("start"),
+    )
+    .remove(0)
 }
 
 /// What `event` makes of a saga.
 pub fn moved(saga: &Saga, event: Event, now: Timestamp) -> Move {
-    let (state, effects) = transition(&cancel(), saga.state.clone(), event, now).expect("a legal event");
-    Move { saga: saga.clone(), state, effects }
+    let (state, effects) =
+        transition(&cancel(), saga.state.clone(), event, now).expect("a legal event");
+    Move {
+        saga: saga.clone(),
+        state,
+        effects,
+    }
 }
 
 pub fn sending(step: &str) -> Event {
@@ -96,21 +118,33 @@ pub fn sending(step: &str) -> Event {
 
 pub fn replied(saga: &Saga, outcome: Outcome) -> Event {
     let (step, active): (&StepId, _) = saga.state.earliest().expect("an open step");
-    Event::Replied { step: step.clone(), direction: active.direction, attempt: active.attempt, outcome }
+    Event::Replied {
+        step: step.clone(),
+        direction: active.direction,
+        attempt: active.attempt,
+        outcome,
+    }
 }
 
 pub fn done() -> Outcome {
-    Outcome::Done { output: Value::Null }
+    Outcome::Done {
+        output: Value::Null,
+    }
 }
 
 pub fn failed(error: &str) -> Outcome {
-    Outcome::Failed { error: error.to_owned() }
+    Outcome::Failed {
+        error: error.to_owned(),
+    }
 }
 
 /// Records one event and returns the saga as stored.
 pub async fn happens(store: &dyn Store, saga: &Saga, event: Event) -> Saga {
     let now = store.now().await.expect("now");
-    let moved = store.record(vec![moved(saga, event, now)]).await.expect("record");
+    let moved = store
+        .record(vec![moved(saga, event, now)])
+        .await
+        .expect("record");
     match moved.into_iter().next() {
         Some(Moved::Stored(saga)) => *saga,
         other => panic!("{other:?}"),
@@ -147,15 +181,26 @@ pub fn leave() -> Decide {
 }
 
 pub async fn revise_due(store: &dyn Store, limit: u32) -> Vec<Revised> {
-    store.revise(Which::Due { limit }, by(|_| Event::Due)).await.expect("revise")
+    store
+        .revise(Which::Due { limit }, by(|_| Event::Due))
+        .await
+        .expect("revise")
 }
 
 /// A transition without any effect but one more version.
 pub fn touched(saga: &Saga, effects: Vec<Effect>) -> Move {
-    Move { saga: saga.clone(), state: saga.state.clone(), effects }
+    Move {
+        saga: saga.clone(),
+        state: saga.state.clone(),
+        effects,
+    }
 }
 
 /// Lets the saga wake up then.
 pub fn wake(moved: &mut Move, at: Timestamp) {
-    moved.state.active.values_mut().for_each(|active| active.wake_at = at);
+    moved
+        .state
+        .active
+        .values_mut()
+        .for_each(|active| active.wake_at = at);
 }

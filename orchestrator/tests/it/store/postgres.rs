@@ -18,9 +18,20 @@ async fn a_live_row_without_a_wake_up_time_is_refused() {
     let subject = InPostgres::create().await;
     one(&subject.store, "o-1").await;
 
-    for sql in ["update lapse.saga set wake_at = null", "update lapse.saga set state = 'completed'"] {
-        let error = sqlx::query(sql).execute(&subject.pool).await.expect_err("refused");
-        assert_eq!(error.as_database_error().and_then(|error| error.constraint()), Some("live_rows_wake_up"));
+    for sql in [
+        "update lapse.saga set wake_at = null",
+        "update lapse.saga set state = 'completed'",
+    ] {
+        let error = sqlx::query(sql)
+            .execute(&subject.pool)
+            .await
+            .expect_err("refused");
+        assert_eq!(
+            error
+                .as_database_error()
+                .and_then(|error| error.constraint()),
+            Some("live_rows_wake_up")
+        );
     }
 }
 
@@ -43,15 +54,30 @@ async fn batches_in_opposite_order_do_not_deadlock() {
         batch.reverse();
         let backwards = subject.store.record(batch);
         let ids = || sagas.iter().map(|saga| saga.id).collect::<Vec<_>>();
-        let locked = subject.store.revise(Which::Ids(ids().into_iter().rev().collect()), leave());
+        let locked = subject
+            .store
+            .revise(Which::Ids(ids().into_iter().rev().collect()), leave());
 
         let (forwards, backwards, locked) = tokio::join!(forwards, backwards, locked);
 
-        let stored = |moved: Vec<Moved>| moved.iter().filter(|moved| matches!(moved, Moved::Stored(_))).count();
-        assert_eq!(stored(forwards.unwrap()) + stored(backwards.unwrap()), 1_000);
+        let stored = |moved: Vec<Moved>| {
+            moved
+                .iter()
+                .filter(|moved| matches!(moved, Moved::Stored(_)))
+                .count()
+        };
+        assert_eq!(
+            stored(forwards.unwrap()) + stored(backwards.unwrap()),
+            1_000
+        );
         assert_eq!(locked.unwrap().len(), 1_000);
     }
-    assert_eq!(subject.number("select deadlocks from pg_stat_database where datname = current_database()").await, 0);
+    assert_eq!(
+        subject
+            .number("select deadlocks from pg_stat_database where datname = current_database()")
+            .await,
+        0
+    );
     assert_eq!(subject.db.repeats(), 0);
 }
 
@@ -59,14 +85,21 @@ async fn batches_in_opposite_order_do_not_deadlock() {
 async fn starts_of_the_same_orders_in_opposite_order_do_not_deadlock() {
     let subject = InPostgres::create().await;
     let now = subject.store.now().await.unwrap();
-    let batch = || (0..1_000).map(|n| start(&format!("o-{n}"), now)).collect::<Vec<_>>();
+    let batch = || {
+        (0..1_000)
+            .map(|n| start(&format!("o-{n}"), now))
+            .collect::<Vec<_>>()
+    };
     let mut reversed = batch();
     reversed.reverse();
 
     let (a, b) = tokio::join!(subject.store.start(batch()), subject.store.start(reversed));
 
     let new = |started: Vec<lapse::store::Started>| {
-        started.iter().filter(|started| matches!(started, lapse::store::Started::New(_))).count()
+        started
+            .iter()
+            .filter(|started| matches!(started, lapse::store::Started::New(_)))
+            .count()
     };
     assert_eq!(new(a.unwrap()) + new(b.unwrap()), 1_000);
     assert_eq!(subject.db.repeats(), 0);
@@ -78,10 +111,20 @@ async fn a_transaction_that_lost_a_deadlock_is_repeated() {
     let lock = |first: i64, second: i64| {
         subject.db.tx(move |tx| {
             Box::pin(async move {
-                sqlx::query("select pg_advisory_xact_lock($1)").bind(first).execute(&mut *tx).await?;
-                sqlx::query("select pg_sleep(0.05)").execute(&mut *tx).await?;
-                sqlx::query("set local lock_timeout = '10s'").execute(&mut *tx).await?;
-                sqlx::query("select pg_advisory_xact_lock($1)").bind(second).execute(tx).await?;
+                sqlx::query("select pg_advisory_xact_lock($1)")
+                    .bind(first)
+                    .execute(&mut *tx)
+                    .await?;
+                sqlx::query("select pg_sleep(0.05)")
+                    .execute(&mut *tx)
+                    .await?;
+                sqlx::query("set local lock_timeout = '10s'")
+                    .execute(&mut *tx)
+                    .await?;
+                sqlx::query("select pg_advisory_xact_lock($1)")
+                    .bind(second)
+                    .execute(tx)
+                    .await?;
                 Ok(())
             })
         })
@@ -99,15 +142,29 @@ async fn a_row_locked_too_long_is_slow_and_an_unreachable_server_is_unreachable(
     let saga = one(&subject.store, "o-1").await;
     let mut other = subject.pool.acquire().await.unwrap();
     sqlx::query("begin").execute(&mut *other).await.unwrap();
-    sqlx::query("select from lapse.saga for update").execute(&mut *other).await.unwrap();
+    sqlx::query("select from lapse.saga for update")
+        .execute(&mut *other)
+        .await
+        .unwrap();
 
-    let locked = subject.store.revise(Which::Ids(vec![saga.id]), leave()).await.unwrap_err();
-    let skipped = subject.store.revise(Which::Due { limit: 10 }, leave()).await.unwrap();
+    let locked = subject
+        .store
+        .revise(Which::Ids(vec![saga.id]), leave())
+        .await
+        .unwrap_err();
+    let skipped = subject
+        .store
+        .revise(Which::Due { limit: 10 }, leave())
+        .await
+        .unwrap();
     assert!(matches!(locked, Error::Slow(_)), "{locked}");
     assert_eq!(skipped, []);
 
     let nowhere = subject.database.options.clone().port(1);
-    let error = PgStore::new(lapse::store::db::Db::open(nowhere, 1)).now().await.unwrap_err();
+    let error = PgStore::new(lapse::store::db::Db::open(nowhere, 1))
+        .now()
+        .await
+        .unwrap_err();
     assert!(matches!(error, Error::Unreachable(_)), "{error}");
 }
 
@@ -121,11 +178,17 @@ async fn partitions_are_made_by_many_at_once_and_for_a_saga_of_any_day() {
     a.and(b).and(c).expect("all succeed");
 
     let mut far = start("o-1", subject.store.now().await.unwrap());
-    far.state.saga_id = SagaId(uuid::Uuid::from_u128(0x0200_0000_0000_7000_8000_0000_0000_0001));
+    far.state.saga_id = SagaId(uuid::Uuid::from_u128(
+        0x0200_0000_0000_7000_8000_0000_0000_0001,
+    ));
     let far = new_sagas(subject.store.start(vec![far]).await.unwrap()).remove(0);
 
     let far = happens(&subject.store, &far, sending("first")).await;
-    let revised = subject.store.revise(Which::Ids(vec![far.id]), leave()).await.unwrap();
+    let revised = subject
+        .store
+        .revise(Which::Ids(vec![far.id]), leave())
+        .await
+        .unwrap();
     assert_eq!(revised[0].saga, far);
     let days = "select count(*) from pg_inherits where inhparent = 'lapse.saga'::regclass";
     assert_eq!(subject.number(days).await, 9 + 9 + 1);
@@ -145,15 +208,25 @@ async fn many_coordinators_may_migrate_at_once() {
 async fn a_state_that_is_not_understood_is_set_aside_and_the_others_go_on() {
     let subject = InPostgres::create().await;
     let sagas = started(&subject.store, "o", 3).await;
-    subject.run("update lapse.saga set wake_at = now() - interval '1 second'").await;
+    subject
+        .run("update lapse.saga set wake_at = now() - interval '1 second'")
+        .await;
     sqlx::query("update lapse.saga set body = '{\"newer\": true}', wake_at = now() - interval '1 minute' where saga_id = $1")
         .bind(sagas[1].id.0)
         .execute(&subject.pool)
         .await
         .unwrap();
 
-    let first = subject.store.revise(Which::Due { limit: 1 }, leave()).await.unwrap();
-    let rest = subject.store.revise(Which::Due { limit: 10 }, leave()).await.unwrap();
+    let first = subject
+        .store
+        .revise(Which::Due { limit: 1 }, leave())
+        .await
+        .unwrap();
+    let rest = subject
+        .store
+        .revise(Which::Due { limit: 10 }, leave())
+        .await
+        .unwrap();
 
     assert_eq!((first.len(), rest.len()), (0, 2));
 }
@@ -162,9 +235,18 @@ async fn a_state_that_is_not_understood_is_set_aside_and_the_others_go_on() {
 const HOT: [(&str, &str); 5] = [
     ("start", include_str!("../../../src/store/pg/start.sql")),
     ("record", include_str!("../../../src/store/pg/record.sql")),
-    ("lock_due", include_str!("../../../src/store/pg/lock_due.sql")),
-    ("lock_ids", include_str!("../../../src/store/pg/lock_ids.sql")),
-    ("lock_key", include_str!("../../../src/store/pg/lock_key.sql")),
+    (
+        "lock_due",
+        include_str!("../../../src/store/pg/lock_due.sql"),
+    ),
+    (
+        "lock_ids",
+        include_str!("../../../src/store/pg/lock_ids.sql"),
+    ),
+    (
+        "lock_key",
+        include_str!("../../../src/store/pg/lock_key.sql"),
+    ),
 ];
 
 #[tokio::test]
@@ -178,11 +260,24 @@ async fn hot_statements_are_planned_by_key_on_tables_without_statistics() {
     for (name, sql) in HOT {
         let plan = plan(&subject, sql).await;
         assert!(!plan.contains("Seq Scan"), "{name}:\n{plan}");
-        assert!(!plan.contains("Hash Join") && !plan.contains("Merge Join"), "{name}:\n{plan}");
-        let conditions: Vec<&str> = plan.lines().filter(|line| line.contains("Index Cond:")).collect();
+        assert!(
+            !plan.contains("Hash Join") && !plan.contains("Merge Join"),
+            "{name}:\n{plan}"
+        );
+        let conditions: Vec<&str> = plan
+            .lines()
+            .filter(|line| line.contains("Index Cond:"))
+            .collect();
         assert_eq!(conditions.is_empty(), name == "start", "{name}:\n{plan}");
-        let by_key = |line: &str| ["saga_id = ", "wake_at <= ", "business_key = "].iter().any(|key| line.contains(key));
-        assert!(conditions.iter().all(|line| by_key(line)), "{name}:\n{plan}");
+        let by_key = |line: &str| {
+            ["saga_id = ", "wake_at <= ", "business_key = "]
+                .iter()
+                .any(|key| line.contains(key))
+        };
+        assert!(
+            conditions.iter().all(|line| by_key(line)),
+            "{name}:\n{plan}"
+        );
     }
 }
 
@@ -238,9 +333,20 @@ async fn a_batch_reads_only_the_rows_it_touches_however_many_there_are() {
     for batch in 0..batches {
         let sagas = started(store, &format!("batch-{batch}"), 500).await;
         let now = store.now().await.unwrap();
-        store.record(sagas.iter().map(|saga| moved(saga, sending("first"), now)).collect()).await.unwrap();
+        store
+            .record(
+                sagas
+                    .iter()
+                    .map(|saga| moved(saga, sending("first"), now))
+                    .collect(),
+            )
+            .await
+            .unwrap();
         let ids = sagas.iter().map(|saga| saga.id).collect();
-        store.revise(Which::Ids(ids), by(|saga| replied(saga, done()))).await.unwrap();
+        store
+            .revise(Which::Ids(ids), by(|saga| replied(saga, done())))
+            .await
+            .unwrap();
     }
     let rows = i64::from(batches) * 500;
 
@@ -261,7 +367,10 @@ async fn a_batch_reads_only_the_rows_it_touches_however_many_there_are() {
     assert_eq!(subject.number(seq).await, 0);
     // By key: once to update, once to lock, once to update again, once for the event; dead versions of a row are met too.
     let read = subject.number(index).await;
-    assert!(read < 12 * rows, "{read} index entries were read for {rows} sagas");
+    assert!(
+        read < 12 * rows,
+        "{read} index entries were read for {rows} sagas"
+    );
 }
 
 async fn check(subject: &InPostgres, id: &str) -> Check {
@@ -279,13 +388,31 @@ async fn lived_in() -> InPostgres {
     let saga = answered(store, &saga, done()).await;
     answered(store, &saga, done()).await;
     let saga = one(store, "skipped").await;
-    answered(store, &saga, lapse_sagas::Outcome::NotApplicable { reason: "paid".to_owned() }).await;
+    answered(
+        store,
+        &saga,
+        lapse_sagas::Outcome::NotApplicable {
+            reason: "paid".to_owned(),
+        },
+    )
+    .await;
     compensated(store, "compensated", "timeout").await;
     let saga = compensated(store, "retried", "timeout").await;
-    let retry = Event::Retry { actor: "ann".to_owned(), reason: "again".to_owned() };
+    let retry = Event::Retry {
+        actor: "ann".to_owned(),
+        reason: "again".to_owned(),
+    };
     let saga = happens(store, &saga, retry).await;
     let saga = answered(store, &saga, failed("timeout")).await;
-    happens(store, &saga, Event::Resolve { actor: "ann".to_owned(), reason: "by hand".to_owned() }).await;
+    happens(
+        store,
+        &saga,
+        Event::Resolve {
+            actor: "ann".to_owned(),
+            reason: "by hand".to_owned(),
+        },
+    )
+    .await;
     let saga = one(store, "parked").await;
     answered(store, &saga, lapse_sagas::Outcome::Expired).await;
     subject
@@ -303,21 +430,54 @@ async fn verify_finds_nothing_where_nothing_is_wrong_and_says_what_it_looked_at(
     }
     assert_eq!(checks.len(), 7);
     let empty = InPostgres::create().await;
-    assert!(verify(&empty.db).await.unwrap().iter().all(|check| check.ok && check.checked == 0));
+    assert!(
+        verify(&empty.db)
+            .await
+            .unwrap()
+            .iter()
+            .all(|check| check.ok && check.checked == 0)
+    );
 }
 
 #[tokio::test]
 async fn verify_finds_every_kind_of_damage() {
     let damages = [
-        ("doubled_saga", "update lapse.saga set business_key = 'live-0' where business_key = 'live-1'"),
-        ("forgotten", "update lapse.saga set wake_at = now() - interval '2 minutes' where business_key = 'live-0'"),
-        ("forgotten", "update lapse.alert set state = 'resolved', next_send_at = null where kind = 'parked'"),
-        ("alert_missing", "delete from lapse.alert_member where fingerprint in (select fingerprint from lapse.alert where kind = 'parked')"),
-        ("history_gap", "delete from lapse.history where seq = 2 and saga_id = (select saga_id from lapse.saga where state = 'completed')"),
-        ("history_gap", "update lapse.history set entry = replace(entry, 'live-2', 'live-9') where entry like '%live-2%'"),
-        ("history_gap", "update lapse.saga set history_seq = history_seq + 1 where business_key = 'live-0'"),
-        ("outbox_stuck", "update lapse.outbox set created_at = now() - interval '2 minutes'"),
-        ("rollup_mismatch", "update lapse.rollup_minute set n = n + 1 where counter = 'completed'"),
+        (
+            "doubled_saga",
+            "update lapse.saga set business_key = 'live-0' where business_key = 'live-1'",
+        ),
+        (
+            "forgotten",
+            "update lapse.saga set wake_at = now() - interval '2 minutes' where business_key = 'live-0'",
+        ),
+        (
+            "forgotten",
+            "update lapse.alert set state = 'resolved', next_send_at = null where kind = 'parked'",
+        ),
+        (
+            "alert_missing",
+            "delete from lapse.alert_member where fingerprint in (select fingerprint from lapse.alert where kind = 'parked')",
+        ),
+        (
+            "history_gap",
+            "delete from lapse.history where seq = 2 and saga_id = (select saga_id from lapse.saga where state = 'completed')",
+        ),
+        (
+            "history_gap",
+            "update lapse.history set entry = replace(entry, 'live-2', 'live-9') where entry like '%live-2%'",
+        ),
+        (
+            "history_gap",
+            "update lapse.saga set history_seq = history_seq + 1 where business_key = 'live-0'",
+        ),
+        (
+            "outbox_stuck",
+            "update lapse.outbox set created_at = now() - interval '2 minutes'",
+        ),
+        (
+            "rollup_mismatch",
+            "update lapse.rollup_minute set n = n + 1 where counter = 'completed'",
+        ),
     ];
     for (id, sql) in damages {
         let subject = lived_in().await;
@@ -325,7 +485,10 @@ async fn verify_finds_every_kind_of_damage() {
 
         let found = check(&subject, id).await;
 
-        assert!(!found.ok && found.violations > 0 && !found.rows.is_empty(), "{id} did not find: {sql}");
+        assert!(
+            !found.ok && found.violations > 0 && !found.rows.is_empty(),
+            "{id} did not find: {sql}"
+        );
     }
 }
 
@@ -344,12 +507,22 @@ async fn verify_finds_attempts_over_the_definition_s_policy() {
     else {
         unreachable!()
     };
-    let twice = vec![lapse_sagas::Effect::History(entry.clone()), lapse_sagas::Effect::History(entry)];
+    let twice = vec![
+        lapse_sagas::Effect::History(entry.clone()),
+        lapse_sagas::Effect::History(entry),
+    ];
     let forged: Arc<dyn Store> = Arc::new(store.clone());
     forged.record(vec![touched(&sent, twice)]).await.unwrap();
 
     let found = check(&subject, "attempts_over_policy").await;
 
-    assert_eq!((found.violations, &found.rows[0]["attempts"], &found.rows[0]["allowed"]), (1, &2.into(), &1.into()));
+    assert_eq!(
+        (
+            found.violations,
+            &found.rows[0]["attempts"],
+            &found.rows[0]["allowed"]
+        ),
+        (1, &2.into(), &1.into())
+    );
     assert!(check(&subject, "history_gap").await.ok);
 }

@@ -111,7 +111,11 @@ impl Subject for InMemory {
     }
 
     async fn stale_replies(&self) -> Vec<StaleReply> {
-        self.store.stale_replies().into_iter().map(|(_, reply)| reply).collect()
+        self.store
+            .stale_replies()
+            .into_iter()
+            .map(|(_, reply)| reply)
+            .collect()
     }
 }
 
@@ -128,16 +132,30 @@ impl InPostgres {
         let database = TestDatabase::create().await;
         let db = Db::open(database.options.clone(), WRITERS);
         schema::migrate(&db).await.expect("migrate");
-        let pool = PgPool::connect_with(database.options.clone()).await.expect("connect");
-        InPostgres { store: PgStore::new(db.clone()), db, pool, database }
+        let pool = PgPool::connect_with(database.options.clone())
+            .await
+            .expect("connect");
+        InPostgres {
+            store: PgStore::new(db.clone()),
+            db,
+            pool,
+            database,
+        }
     }
 
     pub async fn run(&self, sql: &'static str) -> u64 {
-        sqlx::query(sql).execute(&self.pool).await.expect(sql).rows_affected()
+        sqlx::query(sql)
+            .execute(&self.pool)
+            .await
+            .expect(sql)
+            .rows_affected()
     }
 
     pub async fn number(&self, sql: &'static str) -> i64 {
-        sqlx::query_scalar(sql).fetch_one(&self.pool).await.expect(sql)
+        sqlx::query_scalar(sql)
+            .fetch_one(&self.pool)
+            .await
+            .expect(sql)
     }
 }
 
@@ -157,18 +175,27 @@ impl Subject for InPostgres {
             "update lapse.alert set next_send_at = next_send_at - $1 * interval '1 second'",
             "update lapse.outbox set claimed_until = claimed_until - $1 * interval '1 second'",
         ] {
-            sqlx::query(sql).bind(seconds).execute(&self.pool).await.expect(sql);
+            sqlx::query(sql)
+                .bind(seconds)
+                .execute(&self.pool)
+                .await
+                .expect(sql);
         }
     }
 
     async fn history(&self, id: SagaId) -> Vec<Line> {
-        let rows: Vec<(i32, String, Vec<u8>)> =
-            sqlx::query_as("select seq, entry, hash from lapse.history where saga_id = $1 order by seq")
-                .bind(id.0)
-                .fetch_all(&self.pool)
-                .await
-                .expect("history");
-        let line = |(seq, text, hash): (i32, String, Vec<u8>)| Line { seq, text, hash: hash.try_into().expect("32 bytes") };
+        let rows: Vec<(i32, String, Vec<u8>)> = sqlx::query_as(
+            "select seq, entry, hash from lapse.history where saga_id = $1 order by seq",
+        )
+        .bind(id.0)
+        .fetch_all(&self.pool)
+        .await
+        .expect("history");
+        let line = |(seq, text, hash): (i32, String, Vec<u8>)| Line {
+            seq,
+            text,
+            hash: hash.try_into().expect("32 bytes"),
+        };
         rows.into_iter().map(line).collect()
     }
 
@@ -178,7 +205,14 @@ impl Subject for InPostgres {
                 .fetch_all(&self.pool)
                 .await
                 .expect("outbox");
-        rows.into_iter().map(|(id, topic, key, payload)| OutboxMessage { id, topic, key, payload }).collect()
+        rows.into_iter()
+            .map(|(id, topic, key, payload)| OutboxMessage {
+                id,
+                topic,
+                key,
+                payload,
+            })
+            .collect()
     }
 
     async fn counters(&self) -> BTreeMap<String, i64> {
@@ -208,7 +242,10 @@ impl Subject for InPostgres {
     }
 
     async fn acknowledge(&self, fingerprint: &str) -> bool {
-        Ops::new(self.db.clone()).acknowledge(fingerprint, "ann").await.expect("acknowledge")
+        Ops::new(self.db.clone())
+            .acknowledge(fingerprint, "ann")
+            .await
+            .expect("acknowledge")
     }
 
     async fn dead_letters(&self) -> usize {
@@ -221,7 +258,12 @@ impl Subject for InPostgres {
                 .fetch_all(&self.pool)
                 .await
                 .expect("stale replies");
-        let reply = |(step, attempt, outcome, why)| StaleReply { step, attempt, outcome, why };
+        let reply = |(step, attempt, outcome, why)| StaleReply {
+            step,
+            attempt,
+            outcome,
+            why,
+        };
         rows.into_iter().map(reply).collect()
     }
 }

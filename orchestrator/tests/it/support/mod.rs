@@ -17,7 +17,10 @@ where
         if let Some(value) = condition().await {
             return value;
         }
-        assert!(tokio::time::Instant::now() < deadline, "not within {limit:?}: {what}");
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "not within {limit:?}: {what}"
+        );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

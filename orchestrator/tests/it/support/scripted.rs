@@ -41,22 +41,41 @@ pub struct Call {
 
 impl Scripted {
     /// Queues answers for the next commands of this operation and order; the last one is repeated.
-    pub fn answer(&self, operation: &str, order_id: &str, answers: impl IntoIterator<Item = Answer>) {
+    pub fn answer(
+        &self,
+        operation: &str,
+        order_id: &str,
+        answers: impl IntoIterator<Item = Answer>,
+    ) {
         let key = (operation.to_owned(), order_id.to_owned());
-        self.answers.lock().unwrap().entry(key).or_default().extend(answers);
+        self.answers
+            .lock()
+            .unwrap()
+            .entry(key)
+            .or_default()
+            .extend(answers);
     }
 
     /// Every command of this operation and order, in the order in which they came.
     pub fn commands(&self, operation: &str, order_id: &str) -> Vec<Command> {
         let calls = self.calls.lock().unwrap();
-        let of = calls.iter().filter(|call| call.operation == operation).flat_map(|call| &call.commands);
-        of.filter(|command| command.order.order_id == order_id).cloned().collect()
+        let of = calls
+            .iter()
+            .filter(|call| call.operation == operation)
+            .flat_map(|call| &call.commands);
+        of.filter(|command| command.order.order_id == order_id)
+            .cloned()
+            .collect()
     }
 
     /// The sizes of all calls of this operation.
     pub fn call_sizes(&self, operation: &str) -> Vec<usize> {
         let calls = self.calls.lock().unwrap();
-        calls.iter().filter(|call| call.operation == operation).map(|call| call.commands.len()).collect()
+        calls
+            .iter()
+            .filter(|call| call.operation == operation)
+            .map(|call| call.commands.len())
+            .collect()
     }
 
     fn peek(&self, command: &Command) -> Option<Answer> {
@@ -68,16 +87,27 @@ impl Scripted {
         let key = (command.operation.clone(), command.order.order_id.clone());
         let mut answers = self.answers.lock().unwrap();
         let queue = answers.get_mut(&key)?;
-        if queue.len() > 1 { queue.pop_front() } else { queue.front().cloned() }
+        if queue.len() > 1 {
+            queue.pop_front()
+        } else {
+            queue.front().cloned()
+        }
     }
 }
 
 #[async_trait]
 impl Participant for Scripted {
     async fn call(&self, operation: &str, commands: &[Command]) -> Result<Vec<Reply>, CallError> {
-        let call = Call { operation: operation.to_owned(), commands: commands.to_vec() };
+        let call = Call {
+            operation: operation.to_owned(),
+            commands: commands.to_vec(),
+        };
         self.calls.lock().unwrap().push(call);
-        let first = |wanted: fn(&Answer) -> bool| commands.iter().find(|c| self.peek(c).as_ref().is_some_and(wanted));
+        let first = |wanted: fn(&Answer) -> bool| {
+            commands
+                .iter()
+                .find(|c| self.peek(c).as_ref().is_some_and(wanted))
+        };
         if let Some(hanging) = first(|answer| matches!(answer, Answer::Hang)) {
             self.take(hanging);
             std::future::pending::<()>().await;
@@ -86,7 +116,10 @@ impl Participant for Scripted {
             if commands.len() == 1 {
                 self.take(bad);
             }
-            return Err(CallError::Data(format!("order {} is not storable", bad.order.order_id)));
+            return Err(CallError::Data(format!(
+                "order {} is not storable",
+                bad.order.order_id
+            )));
         }
         if let Some(locked) = first(|answer| matches!(answer, Answer::Locked)) {
             if commands.len() == 1 {
@@ -96,11 +129,16 @@ impl Participant for Scripted {
         }
         let reply = |command: &Command| {
             let outcome = match self.take(command) {
-                None => Outcome::Done { output: Value::Null },
+                None => Outcome::Done {
+                    output: Value::Null,
+                },
                 Some(Answer::Outcome(outcome)) => outcome,
                 Some(_) => return None,
             };
-            Some(Reply { command_id: command.command_id.clone(), outcome })
+            Some(Reply {
+                command_id: command.command_id.clone(),
+                outcome,
+            })
         };
         Ok(commands.iter().filter_map(reply).collect())
     }

@@ -56,11 +56,26 @@ pub struct World {
 impl World {
     /// A world whose sagas follow `definition`.
     pub async fn new(store: Arc<dyn Store>, clock: Arc<dyn Clock>, definition: &str) -> World {
-        let definition = Arc::new(Definition::parse("test.yaml", definition).expect("the test's definition is right"));
+        let definition = Arc::new(
+            Definition::parse("test.yaml", definition).expect("the test's definition is right"),
+        );
         store.prepare_days().await.expect("partitions can be made");
-        store.deploy(&[definition.clone()]).await.expect("the definition can be deployed");
-        let definitions = Arc::new(Definitions::load(store.clone()).await.expect("definitions can be loaded"));
-        World { store, clock, definition, participant: Arc::default(), definitions }
+        store
+            .deploy(&[definition.clone()])
+            .await
+            .expect("the definition can be deployed");
+        let definitions = Arc::new(
+            Definitions::load(store.clone())
+                .await
+                .expect("definitions can be loaded"),
+        );
+        World {
+            store,
+            clock,
+            definition,
+            participant: Arc::default(),
+            definitions,
+        }
     }
 
     /// A coordinator that works until it is dropped.
@@ -72,7 +87,10 @@ impl World {
         }
         let parts = Parts {
             store: self.store.clone(),
-            bus: Arc::new(MemoryBus::new(self.clock.clone())),
+            bus: Arc::new(MemoryBus::new({
+                let clock = self.clock.clone();
+                Arc::new(move || clock.now())
+            })),
             clock: self.clock.clone(),
             definitions: self.definitions.clone(),
             participants,
@@ -85,10 +103,22 @@ impl World {
         let start = |order_id: &&str| {
             let event = json!({ "order_id": order_id });
             let now = self.clock.now();
-            intake::start(&self.definition, order(order_id), "normal", Cause::Timeout, Some(now), event, now)
+            intake::start(
+                &self.definition,
+                order(order_id),
+                "normal",
+                Cause::Timeout,
+                Some(now),
+                event,
+                now,
+            )
         };
         let starts = orders.iter().map(start).collect();
-        let started = coordinator.executor().start(starts).await.expect("sagas can be started");
+        let started = coordinator
+            .executor()
+            .start(starts)
+            .await
+            .expect("sagas can be started");
         let new = |started| match started {
             Started::New(saga) => *saga,
             Started::Duplicate { saga_id } => panic!("saga {saga_id} was there before"),
@@ -98,15 +128,24 @@ impl World {
 
     /// The saga of an order as it is now.
     pub async fn saga(&self, order_id: &str) -> Option<Saga> {
-        let which = Which::Key { definition: self.definition.name().to_owned(), order: order(order_id) };
-        let found = self.store.revise(which, Arc::new(|_, _| Decision::Leave)).await.expect("the store answers");
+        let which = Which::Key {
+            definition: self.definition.name().to_owned(),
+            order: order(order_id),
+        };
+        let found = self
+            .store
+            .revise(which, Arc::new(|_, _| Decision::Leave))
+            .await
+            .expect("the store answers");
         found.into_iter().next().map(|revised| revised.saga)
     }
 
     /// The saga of an order once it has come to rest.
     pub async fn at_rest(&self, order_id: &str, limit: Duration) -> Saga {
         until(&format!("saga of {order_id} at rest"), limit, || async {
-            self.saga(order_id).await.filter(|saga| !saga.state.status.is_live())
+            self.saga(order_id)
+                .await
+                .filter(|saga| !saga.state.status.is_live())
         })
         .await
     }
@@ -114,5 +153,9 @@ impl World {
 
 /// The key of a test's order.
 pub fn order(order_id: &str) -> OrderKey {
-    OrderKey { tenant: "default".to_owned(), order_id: order_id.to_owned(), generation: 1 }
+    OrderKey {
+        tenant: "default".to_owned(),
+        order_id: order_id.to_owned(),
+        generation: 1,
+    }
 }
