@@ -2,7 +2,11 @@
 
 #[path = "../../../participants/tests/it/database.rs"]
 mod database;
+mod cli;
+mod coordinator;
 mod executor;
+mod http;
 mod kafka;
+mod simulation;
 mod store;
 mod support;
