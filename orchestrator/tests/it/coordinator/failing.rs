@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
+use lapse::store::ops::AlertRow;
 use lapse_participants::fault::Answer;
 use lapse_sagas::Timestamp;
-use lapse::store::ops::AlertRow;
 use rust_decimal::Decimal;
 use sqlx::PgConnection;
 
@@ -103,11 +103,7 @@ async fn a_step_that_always_fails_is_tried_four_times_undone_and_alerted_until_a
         (messages(&live, &other).await == 1).then_some(())
     })
     .await;
-    assert_eq!(
-        messages(&live, &first).await,
-        2,
-        "quiet once acknowledged"
-    );
+    assert_eq!(messages(&live, &first).await, 2, "quiet once acknowledged");
     let all = live.ops.alerts().await.unwrap();
     let acknowledged = all
         .iter()
@@ -147,11 +143,15 @@ async fn fail_and_place(live: &Live, service: &Running, order_id: &str, operatio
 
 /// The only open alert, once it has been sent so often.
 async fn sent(live: &Live, times: i32) -> AlertRow {
-    until(&format!("one open alert sent {times} times"), SOON, || async {
-        let mut open = live.ops.open_alerts().await.expect("the views answer");
-        assert!(open.len() <= 1, "one alert: {open:?}");
-        open.pop().filter(|alert| alert.sends == times)
-    })
+    until(
+        &format!("one open alert sent {times} times"),
+        SOON,
+        || async {
+            let mut open = live.ops.open_alerts().await.expect("the views answer");
+            assert!(open.len() <= 1, "one alert: {open:?}");
+            open.pop().filter(|alert| alert.sends == times)
+        },
+    )
     .await
 }
 

@@ -273,8 +273,12 @@ impl Live {
 
     /// A connection of the test's own.
     pub async fn database(&self) -> sqlx::PgConnection {
-        let options: sqlx::postgres::PgConnectOptions =
-            self.config.postgres.url.parse().expect("the test's URL is right");
+        let options: sqlx::postgres::PgConnectOptions = self
+            .config
+            .postgres
+            .url
+            .parse()
+            .expect("the test's URL is right");
         options.connect().await.expect("the test server answers")
     }
 
@@ -306,14 +310,20 @@ pub struct Running(Service);
 impl Running {
     /// Starts and waits until records are received.
     pub async fn start(config: &Config) -> Running {
-        let service = Service::start(config, metrics())
-            .await
-            .expect("the service starts");
+        let service = Running::at_once(config).await;
         let bus = service.bus();
         until("partitions are assigned", JOINS_WITHIN, || async {
             bus.is_ready().then_some(())
         })
         .await;
+        service
+    }
+
+    /// Starts and does not wait for records.
+    pub async fn at_once(config: &Config) -> Running {
+        let service = Service::start(config, metrics())
+            .await
+            .expect("the service starts");
         Running(service)
     }
 
