@@ -69,3 +69,14 @@ from lapse.dead_letter as d;
 comment on view ops_v1.dead_letters is
   'Records that could not become a saga. reason: a stable code. key, value: bytes that are not printable ASCII as \ooo; the '
   'first 64 KiB.';
+
+create view ops_v1.backlog as
+select
+  coalesce((select extract(epoch from now() - min(s.wake_at)) from lapse.saga as s where s.wake_at < now()), 0)::bigint
+    as oldest_wake_s,
+  coalesce((select max(o.overdue_s) from ops_v1.overdue as o), 0) as oldest_overdue_s,
+  coalesce((select extract(epoch from now() - b.created_at) from lapse.outbox as b order by b.id limit 1), 0)::bigint
+    as oldest_outbox_s;
+comment on view ops_v1.backlog is
+  'One row: how far Lapse is behind, in whole seconds. oldest_wake_s: the live saga that should have been looked at first; '
+  'oldest_overdue_s: as in overdue; oldest_outbox_s: the oldest message not produced yet.';

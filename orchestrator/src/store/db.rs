@@ -62,11 +62,10 @@ pub type Work<'c, T> = BoxFuture<'c, Result<T, Abort>>;
 impl Db {
     /// Opens both pools without connecting yet; `writers` is usually [`WRITERS`].
     pub fn open(options: PgConnectOptions, writers: u32) -> Db {
-        // A fresh table has no statistics, and a plan made then scans sequentially for ever: batches become quadratic.
         let hot = options
             .clone()
             .application_name("lapse")
-            .options([("enable_seqscan", "off"), ("statement_timeout", "10s")])
+            .options(PLANS)
             .options(EVERYWHERE);
         let views = options
             .clone()
@@ -195,9 +194,21 @@ enum Failed {
     Aborted(Abort),
 }
 
+/// How the hot pool plans. A fresh table has no statistics, and a plan that is kept from then on reads the whole table
+/// for every batch: batches become quadratic. So no plan is kept, and of the ways left to join a batch with a table the
+/// only good one is to look every row up by its key.
+const PLANS: [(&str, &str); 5] = [
+    ("plan_cache_mode", "force_custom_plan"),
+    ("enable_seqscan", "off"),
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
+    ("random_page_cost", "1.1"),
+];
+
 /// Settings of every connection. A client that stalls in a transaction loses it, whoever holds a lock too long makes
 /// others fail fast, and times in text are UTC.
-const EVERYWHERE: [(&str, &str); 3] = [
+const EVERYWHERE: [(&str, &str); 4] = [
+    ("statement_timeout", "10s"),
     ("lock_timeout", "1s"),
     ("idle_in_transaction_session_timeout", "5s"),
     ("TimeZone", "UTC"),

@@ -14,11 +14,13 @@ pub mod consequence;
 pub mod db;
 pub mod history;
 pub mod memory;
+pub mod ops;
 pub mod pg;
 #[cfg(feature = "planted")]
 mod plant;
 pub mod schema;
 mod text;
+pub mod verify;
 
 /// One saga as stored and as held in memory by whoever drives it. `version` and `history` are the fence.
 #[derive(Clone, Debug, PartialEq)]

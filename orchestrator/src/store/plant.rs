@@ -3,10 +3,12 @@
 
 use std::sync::Arc;
 
+use chrono::NaiveDate;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::Move;
+use super::schema::day;
 
 /// The batch, with versions that pass the fence if the bug is planted.
 pub async fn unfenced(
@@ -17,8 +19,11 @@ pub async fn unfenced(
         return Ok(batch);
     }
     let ids: Vec<Uuid> = batch.iter().map(|moved| moved.saga.id.0).collect();
+    let days: Vec<NaiveDate> = batch.iter().map(|moved| day(moved.saga.id)).collect();
     let rows = sqlx::query!(
-        "select saga_id, version from lapse.saga where saga_id = any($1) order by day, saga_id for update",
+        "select s.saga_id, s.version from unnest($1::date[], $2::uuid[]) as t (day, saga_id)
+         join lapse.saga as s on s.day = t.day and s.saga_id = t.saga_id order by s.saga_id for update of s",
+        &days,
         &ids
     )
     .fetch_all(tx)

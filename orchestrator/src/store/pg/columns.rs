@@ -37,12 +37,9 @@ impl<'a> Columns<'a> {
         all
     }
 
-    /// The distinct days.
-    pub fn distinct_days(&self) -> Vec<NaiveDate> {
-        let mut days = self.days.clone();
-        days.sort_unstable();
-        days.dedup();
-        days
+    /// The first day; of no rows, any.
+    pub fn first_day(&self) -> NaiveDate {
+        first_day(&self.days)
     }
 
     fn push(&mut self, state: &'a State) {
@@ -63,6 +60,11 @@ impl<'a> Columns<'a> {
         self.bodies.push(json_text(state));
         self.finished.push(is_finished(&state.status));
     }
+}
+
+/// The first of these days; of none, any.
+pub fn first_day(days: &[NaiveDate]) -> NaiveDate {
+    days.iter().min().copied().unwrap_or_default()
 }
 
 /// Runs and attempts stay far below.

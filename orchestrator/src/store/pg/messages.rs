@@ -89,21 +89,26 @@ pub async fn dead_letter(db: &Db, batch: Vec<DeadLetter>) -> Result<(), Error> {
 }
 
 async fn write(tx: &mut PgConnection, batch: &[DeadLetter]) -> Result<(), Abort> {
-    let mut stored = insert(tx, batch).await?;
-    let place = |letter: &DeadLetter| (letter.topic.clone(), letter.partition, letter.offset);
+    let digests: Vec<[u8; 32]> = batch.iter().map(digest).collect();
+    let mut stored = insert(tx, batch, &digests).await?;
     let fresh: Vec<&DeadLetter> = batch
         .iter()
-        .filter(|letter| stored.remove(&place(letter)))
+        .zip(&digests)
+        .filter(|(letter, digest)| {
+            stored.remove(&(
+                letter.topic.clone(),
+                letter.partition,
+                letter.offset,
+                digest.to_vec(),
+            ))
+        })
+        .map(|(letter, _)| letter)
         .collect();
-    put(
-        tx,
-        "dead-letters",
-        fresh
-            .iter()
-            .map(|letter| dead_letter_message(letter))
-            .collect(),
-    )
-    .await?;
+    let messages = fresh
+        .iter()
+        .map(|letter| dead_letter_message(letter))
+        .collect();
+    put(tx, "dead-letters", messages).await?;
     let mut counts = Counts::default();
     for _ in &fresh {
         counts.add("", "", "dead_letter", 1);
@@ -112,15 +117,18 @@ async fn write(tx: &mut PgConnection, batch: &[DeadLetter]) -> Result<(), Abort>
     Ok(())
 }
 
+/// Topic, partition, offset, digest.
+type Place = (String, i32, i64, Vec<u8>);
+
 /// The places of those that were not there yet.
 async fn insert(
     tx: &mut PgConnection,
     batch: &[DeadLetter],
-) -> Result<HashSet<(String, i32, i64)>, sqlx::Error> {
+    digests: &[[u8; 32]],
+) -> Result<HashSet<Place>, sqlx::Error> {
     let topics: Vec<&str> = batch.iter().map(|letter| letter.topic.as_str()).collect();
     let partitions: Vec<i32> = batch.iter().map(|letter| letter.partition).collect();
     let offsets: Vec<i64> = batch.iter().map(|letter| letter.offset).collect();
-    let digests: Vec<[u8; 32]> = batch.iter().map(digest).collect();
     let digests: Vec<&[u8]> = digests.iter().map(|digest| digest.as_slice()).collect();
     let keys: Vec<Option<&[u8]>> = batch.iter().map(|letter| letter.key.as_deref()).collect();
     let values: Vec<Option<&[u8]>> = batch.iter().map(|letter| letter.value.as_deref()).collect();
@@ -142,7 +150,7 @@ async fn insert(
            from unnest($1::text[], $2::integer[], $3::bigint[], $4::bytea[], $5::bytea[], $6::bytea[], $7::text[],
              $8::text[], $9::text[]) as t (topic, partition, "offset", digest, key, value, headers, reason, detail)
            on conflict do nothing
-           returning topic, partition, "offset""#,
+           returning topic, partition, "offset", digest"#,
         &topics as _,
         &partitions,
         &offsets,
@@ -157,6 +165,6 @@ async fn insert(
     .await?;
     Ok(stored
         .into_iter()
-        .map(|row| (row.topic, row.partition, row.offset))
+        .map(|row| (row.topic, row.partition, row.offset, row.digest))
         .collect())
 }

@@ -63,6 +63,9 @@ pub async fn write(
     at: Option<Timestamp>,
     counts: &mut Counts,
 ) -> Result<Written, Abort> {
+    if batch.is_empty() {
+        return Ok(Written::new());
+    }
     let mut seen = HashSet::new();
     let mut rows: Vec<Row<'_>> = batch
         .iter()
@@ -120,7 +123,7 @@ async fn update(
     let hashes: Vec<&[u8]> = heads.iter().map(|head| head.hash.as_slice()).collect();
     let updated = sqlx::query_file!(
         "src/store/pg/record.sql",
-        &columns.distinct_days(),
+        columns.first_day(),
         &columns.days,
         &ids,
         &versions,

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use chrono::NaiveDate;
 use lapse_sagas::{SagaId, Timestamp, transition};
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -11,6 +12,7 @@ use super::columns::Columns;
 use super::rollup::Counts;
 use crate::store::db::{Abort, Db};
 use crate::store::history::Line;
+use crate::store::schema::day;
 use crate::store::{Error, HistoryHead, Saga, Start, Started};
 
 pub async fn start(db: &Db, batch: Vec<Start>) -> Result<Vec<Started>, Error> {
@@ -64,20 +66,17 @@ async fn write(
 ) -> Result<HashMap<SagaId, SagaId>, Abort> {
     let mut rows: Vec<(&Start, &Line)> = batch.iter().zip(lines).collect();
     rows.sort_by(|(a, _), (b, _)| key(a).cmp(&key(b)));
-    let stored = insert(tx, &rows).await?;
-    let rest: Vec<&Start> = batch
-        .iter()
-        .filter(|start| !stored.contains(&start.state.saga_id.0))
-        .collect();
-    let existing = if rest.is_empty() {
-        HashMap::new()
-    } else {
-        existing(tx, &rest).await?
-    };
+    let fresh = insert_keys(tx, &rows).await?;
+    let mut once = fresh.clone();
+    rows.retain(|(start, _)| once.remove(&start.state.saga_id.0));
+    insert_sagas(tx, &rows).await?;
+    let is_fresh = |start: &&Start| fresh.contains(&start.state.saga_id.0);
+    let rest: Vec<&Start> = batch.iter().filter(|start| !is_fresh(start)).collect();
+    let existing = existing(tx, &rest).await?;
 
     let mut counts = Counts::default();
     for start in batch {
-        let counter = if stored.contains(&start.state.saga_id.0) {
+        let counter = if is_fresh(&start) {
             "started"
         } else {
             "duplicate"
@@ -98,38 +97,75 @@ fn key(start: &Start) -> (&str, &str, &str, i32) {
     )
 }
 
-async fn insert(
+/// The sagas whose keys were free. Whoever stores the same key at this moment is waited for.
+async fn insert_keys(
     tx: &mut PgConnection,
     rows: &[(&Start, &Line)],
 ) -> Result<HashSet<Uuid>, sqlx::Error> {
+    let ids: Vec<Uuid> = rows
+        .iter()
+        .map(|(start, _)| start.state.saga_id.0)
+        .collect();
+    let days: Vec<NaiveDate> = rows
+        .iter()
+        .map(|(start, _)| day(start.state.saga_id))
+        .collect();
+    let business_keys: Vec<&str> = rows
+        .iter()
+        .map(|(start, _)| &*start.order.order_id)
+        .collect();
+    let tenants: Vec<&str> = rows.iter().map(|(start, _)| &*start.order.tenant).collect();
+    let names: Vec<&str> = rows.iter().map(|(start, _)| &*start.name).collect();
+    let generations: Vec<i32> = rows
+        .iter()
+        .map(|(start, _)| start.order.generation)
+        .collect();
+    let fresh = sqlx::query_scalar!(
+        "insert into lapse.saga_key (business_key, tenant, definition, generation, day, saga_id)
+         select t.business_key, t.tenant, t.definition, t.generation, t.day, t.saga_id
+         from unnest($1::text[], $2::text[], $3::text[], $4::integer[], $5::date[], $6::uuid[])
+           as t (business_key, tenant, definition, generation, day, saga_id)
+         on conflict do nothing
+         returning saga_id",
+        &business_keys as _,
+        &tenants as _,
+        &names as _,
+        &generations,
+        &days,
+        &ids
+    )
+    .fetch_all(tx)
+    .await?;
+    Ok(fresh.into_iter().collect())
+}
+
+async fn insert_sagas(tx: &mut PgConnection, rows: &[(&Start, &Line)]) -> Result<(), sqlx::Error> {
+    if rows.is_empty() {
+        return Ok(());
+    }
     let column = |of: fn(&Start) -> &str| {
         rows.iter()
             .map(|(start, _)| of(start))
             .collect::<Vec<&str>>()
     };
     let columns = Columns::of(rows.iter().map(|(start, _)| &start.state));
-    let names = column(|start| &start.name);
-    let hashes = column(|start| start.definition.as_str());
-    let tenants = column(|start| &start.order.tenant);
-    let business_keys = column(|start| &start.order.order_id);
-    let order_types = column(|start| &start.order_type);
     let generations: Vec<i32> = rows
         .iter()
         .map(|(start, _)| start.order.generation)
         .collect();
     let due_ats: Vec<Option<Timestamp>> = rows.iter().map(|(start, _)| start.due_at).collect();
     let entries: Vec<&str> = rows.iter().map(|(_, line)| line.text.as_str()).collect();
-    let history_hashes: Vec<&[u8]> = rows.iter().map(|(_, line)| line.hash.as_slice()).collect();
-    let stored = sqlx::query_file_scalar!(
+    let hashes: Vec<&[u8]> = rows.iter().map(|(_, line)| line.hash.as_slice()).collect();
+    sqlx::query_file!(
         "src/store/pg/start.sql",
         &columns.saga_ids,
         &columns.days,
-        &names as _,
-        &hashes as _,
-        &tenants as _,
-        &business_keys as _,
+        &column(|start| &start.name) as _,
+        &column(|start| start.definition.as_str()) as _,
+        &column(|start| &start.order.tenant) as _,
+        &column(|start| &start.order.order_id) as _,
         &generations,
-        &order_types as _,
+        &column(|start| &start.order_type) as _,
         &columns.causes as _,
         &columns.steps as _,
         &columns.directions as _,
@@ -138,18 +174,21 @@ async fn insert(
         &columns.wake_ats as _,
         &due_ats as _,
         &columns.bodies,
-        &entries as _,
-        &history_hashes as _
+        &hashes as _,
+        &entries as _
     )
-    .fetch_all(tx)
+    .execute(tx)
     .await?;
-    Ok(stored.into_iter().collect())
+    Ok(())
 }
 
 async fn existing(
     tx: &mut PgConnection,
     rest: &[&Start],
 ) -> Result<HashMap<SagaId, SagaId>, Abort> {
+    if rest.is_empty() {
+        return Ok(HashMap::new());
+    }
     let ids: Vec<Uuid> = rest.iter().map(|start| start.state.saga_id.0).collect();
     let business_keys: Vec<&str> = rest
         .iter()
