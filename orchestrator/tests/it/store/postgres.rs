@@ -6,7 +6,7 @@ use std::time::Duration;
 use chrono::{Days, NaiveDate};
 use lapse::store::pg::PgStore;
 use lapse::store::verify::{Check, verify};
-use lapse::store::{Error, Moved, Saga, Store, Which, schema};
+use lapse::store::{Error, Moved, Store, Which, schema};
 use lapse_sagas::{Event, SagaId};
 use sqlx::Row;
 
