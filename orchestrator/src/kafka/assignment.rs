@@ -354,6 +354,17 @@ impl Assignment {
         self.partitions.iter_mut().filter_map(moved).collect()
     }
 
+    /// What to commit of these before they are given up: all of it, as an earlier commit may yet be refused.
+    pub fn positions(&self, places: &[Place]) -> Vec<Commit> {
+        let position = |place: &Place| {
+            Some(Commit {
+                place: place.clone(),
+                position: self.partitions.get(place)?.position()?,
+            })
+        };
+        places.iter().filter_map(position).collect()
+    }
+
     /// Has every offset committed again, moved or not: brokers forget offsets that are not refreshed.
     pub fn commit_all_again(&mut self) {
         self.partitions

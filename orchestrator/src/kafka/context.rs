@@ -133,7 +133,7 @@ impl Context {
             .iter()
             .map(|of| (of.topic().into(), of.partition()))
             .collect();
-        let commits = self.shared.assignment().commits();
+        let commits = self.shared.assignment().positions(&places);
         if !lost {
             // While closing, the client itself waits for commits under way.
             let mode = if self.is_closing() {

@@ -19,6 +19,7 @@ mod health;
 mod metrics;
 #[cfg(feature = "planted")]
 mod plant;
+mod poll_thread;
 mod producer;
 mod record;
 mod settings;
