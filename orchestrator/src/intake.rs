@@ -19,7 +19,7 @@ use crate::bus::{BadRecord, Bus, Origin, Ripe};
 use crate::clock::Clock;
 use crate::definitions::Definitions;
 use crate::executor::Executor;
-use crate::store::{self, DeadLetter, Start, Started, Store};
+use crate::store::{self, DeadLetter, Start, Store};
 
 /// A dead letter keeps so much of a value.
 const VALUE_KEPT: usize = 64 * 1024;
@@ -220,8 +220,7 @@ impl Intake {
                 .map(|candidate| self.start_of(candidate))
                 .collect();
             match self.executor.start(starts).await {
-                Ok(started) => {
-                    self.count_duplicates(&part, &started).await;
+                Ok(_) => {
                     self.done(part.iter().map(|candidate| &candidate.ripe));
                 }
                 Err(store::Error::Defect(_)) if part.len() > 1 => {
@@ -248,20 +247,6 @@ impl Intake {
                     )
                     .await;
                 }
-            }
-        }
-    }
-
-    async fn count_duplicates(&self, candidates: &[Candidate], started: &[Started]) {
-        let mut duplicates: BTreeMap<&str, i64> = BTreeMap::new();
-        for (candidate, started) in candidates.iter().zip(started) {
-            if matches!(started, Started::Duplicate { .. }) {
-                *duplicates.entry(candidate.definition.name()).or_default() += 1;
-            }
-        }
-        for (definition, count) in duplicates {
-            if let Err(error) = self.store.count(definition, "duplicate", count).await {
-                warn!(%error, count, "duplicates were not counted");
             }
         }
     }
