@@ -185,20 +185,34 @@ fn text(headers: &[RawHeader], name: &str) -> Option<String> {
     Some(String::from_utf8_lossy(value.as_ref()?).into_owned())
 }
 
-/// A due header's time; what lies too far ahead is refused later, with what the buckets reach.
+/// A due header's time, with the reasons that an event's own time has. What lies too far ahead is refused later, with
+/// what the buckets reach.
 fn parse_due(text: &str, now: Timestamp) -> Result<Timestamp, BadRecord> {
-    let ms: Option<i64> = text.trim().parse().ok();
-    let Some(due) = ms.and_then(Timestamp::from_timestamp_millis) else {
-        return Err(bad(
-            "due_header_unreadable",
+    let unreadable = || {
+        bad(
+            "bad_time",
             format!("header {DUE_HEADER} is {text:?}; write whole milliseconds since 1970"),
-        ));
+        )
     };
-    if due < now - OLDEST {
+    let ms: i64 = text.trim().parse().map_err(|_| unreadable())?;
+    let unit = match ms.checked_ilog10() {
+        Some(9) => Some("seconds"),
+        Some(15) => Some("microseconds"),
+        Some(18) => Some("nanoseconds"),
+        _ => None,
+    };
+    if let Some(unit) = unit {
         let detail = format!(
-            "header {DUE_HEADER} is {text}, which is {due}, over 30 days ago; is it in seconds? write milliseconds"
+            "header {DUE_HEADER} is {text}, which looks like {unit}; write milliseconds since 1970"
         );
-        return Err(bad("due_too_old", detail));
+        return Err(bad("time_unit", detail));
+    }
+    let due = Timestamp::from_timestamp_millis(ms).ok_or_else(unreadable)?;
+    if due < now - OLDEST {
+        return Err(bad(
+            "time_range",
+            format!("header {DUE_HEADER} is {text}, which is {due}, over 30 days ago"),
+        ));
     }
     Ok(due)
 }
@@ -210,7 +224,7 @@ fn bad(reason: &'static str, detail: String) -> BadRecord {
 /// Epoch milliseconds, rounded up: never early.
 fn ceil_ms(at: Timestamp) -> i64 {
     let floor = at.timestamp_millis();
-    if at.timestamp_subsec_nanos() % 1_000_000 == 0 {
+    if at.timestamp_subsec_nanos().is_multiple_of(1_000_000) {
         floor
     } else {
         floor + 1
@@ -241,12 +255,15 @@ mod tests {
             1_700_000_000_123
         );
         for (text, reason) in [
-            ("soon", "due_header_unreadable"),
-            ("", "due_header_unreadable"),
-            ("99999999999999999999", "due_header_unreadable"),
-            ("9223372036854775807", "due_header_unreadable"),
-            ("1700000000", "due_too_old"),
-            ("-1", "due_too_old"),
+            ("soon", "bad_time"),
+            ("", "bad_time"),
+            ("99999999999999999999", "bad_time"),
+            ("99999999999999999", "bad_time"),
+            ("1700000000", "time_unit"),
+            ("1700000000000000", "time_unit"),
+            ("1700000000000000000", "time_unit"),
+            ("1500000000000", "time_range"),
+            ("-1", "time_range"),
         ] {
             assert_eq!(parse_due(text, now).expect_err(text).reason, reason);
         }

@@ -316,3 +316,73 @@ async fn timers_survive_an_outage_of_the_broker() {
     eventually("ready again", || bus.is_ready()).await;
     assert_eq!(bus.publish(vec![message]).await, [true]);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_with_the_same_instance_id_moves_no_partition() {
+    let Some(mut bench) =
+        Bench::apache_kafka("a_restart_with_the_same_instance_id_moves_no_partition")
+    else {
+        return;
+    };
+    bench.create_topics().await;
+    bench.settings.instance_id = Some("two".into());
+    let two = bench.bus();
+    bench.settings.instance_id = Some("one".into());
+    let one = bench.ready_bus().await;
+    eventually("both read three", || {
+        one.partitions().len() == 3 && two.partitions().len() == 3
+    })
+    .await;
+    let of = |bus: &lapse::kafka::KafkaBus| {
+        bus.partitions()
+            .into_iter()
+            .map(|of| (of.topic, of.partition))
+            .collect::<Vec<_>>()
+    };
+    let (before, beside) = (of(&one), two.partitions());
+    one.stop().await;
+
+    let one = bench.ready_bus().await;
+
+    eventually("one reads again", || one.partitions().len() == 3).await;
+    assert_eq!(of(&one), before);
+    let epochs =
+        |of: Vec<lapse::kafka::PartitionView>| of.iter().map(|of| of.epoch).collect::<Vec<_>>();
+    assert_eq!(
+        epochs(two.partitions()),
+        epochs(beside),
+        "two was not disturbed"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_coordinators_with_one_instance_id_are_told_so() {
+    let Some(mut bench) = Bench::apache_kafka("two_coordinators_with_one_instance_id_are_told_so")
+    else {
+        return;
+    };
+    bench.create_topics().await;
+    bench.settings.instance_id = Some("the-same".into());
+    let one = bench.ready_bus().await;
+    let two = bench.bus();
+    eventually("one is told", || {
+        one.trouble()
+            .is_some_and(|why| why.contains("another coordinator has the instance id"))
+    })
+    .await;
+
+    two.stop().await;
+
+    eventually("one is ready again", || {
+        one.is_ready() && !one.partitions().is_empty()
+    })
+    .await;
+    bench
+        .producer()
+        .produce(vec![due_at("schedule", 0, 1, now())])
+        .await;
+    assert_eq!(
+        take_done(&one, 1).await.iter().map(id).collect::<Vec<_>>(),
+        [1]
+    );
+}
