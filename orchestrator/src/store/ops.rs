@@ -333,6 +333,23 @@ impl Ops {
             .await
     }
 
+    /// Whether this saga still moves by itself; false if there is none.
+    pub async fn is_live(&self, id: SagaId) -> Result<bool, Error> {
+        self.db
+            .read(move |tx| {
+                Box::pin(async move {
+                    let row = sqlx::query_scalar!(
+                        r#"select s.wake_at is not null as "live!" from ops_v1.saga_list as s
+                           where s.day = $1 and s.saga_id = $2"#,
+                        day(id),
+                        id.0
+                    );
+                    Ok(row.fetch_optional(tx).await?.unwrap_or(false))
+                })
+            })
+            .await
+    }
+
     /// Alerts that nobody has acknowledged or resolved, the latest first.
     pub async fn open_alerts(&self) -> Result<Vec<AlertRow>, Error> {
         self.db
