@@ -86,9 +86,7 @@ pub async fn migrate(pool: &PgPool) -> Result<(), MigrateError> {
         let mut migrator: Migrator = sqlx::migrate!();
         migrator.create_schema("shop");
         migrator.dangerous_set_table_name("shop.migration");
-        migrator
-            .run_direct(None, &mut connection, false)
-            .await
+        migrator.run_direct(None, &mut connection, false).await
     });
     done.await
         .unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed.into()))

@@ -137,7 +137,11 @@ impl From<Shortage> for Refusal {
             Shortage::Unknown(StockKey { sku, warehouse }) => {
                 Refusal::UnknownSku { sku, warehouse }
             }
-            Shortage::Insufficient { key, available, wanted } => Refusal::InsufficientStock {
+            Shortage::Insufficient {
+                key,
+                available,
+                wanted,
+            } => Refusal::InsufficientStock {
                 sku: key.sku,
                 warehouse: key.warehouse,
                 available,
@@ -219,11 +223,18 @@ impl Draft {
             *wants.entry(key).or_default() += line.quantity;
         }
         let hold_ids = order.lines.iter().map(|_| Uuid::now_v7()).collect();
-        Ok(Draft { order, order_id, hold_ids, wants })
+        Ok(Draft {
+            order,
+            order_id,
+            hold_ids,
+            wants,
+        })
     }
 
     fn exists(&self) -> Refusal {
-        Refusal::OrderExists { order_id: self.order_id.clone() }
+        Refusal::OrderExists {
+            order_id: self.order_id.clone(),
+        }
     }
 }
 
@@ -262,11 +273,16 @@ async fn place(
         return Ok(Vec::new());
     }
     let placed_at = insert_orders(connection, &drafts).await?;
-    let fresh: Vec<usize> = (0..drafts.len()).filter(|at| placed_at[*at].is_some()).collect();
+    let fresh: Vec<usize> = (0..drafts.len())
+        .filter(|at| placed_at[*at].is_some())
+        .collect();
     let wanted: Vec<Quantities> = fresh.iter().map(|at| drafts[*at].wants.clone()).collect();
     let keys: BTreeSet<&StockKey> = wanted.iter().flat_map(Quantities::keys).collect();
     let available = lock_stock(connection, keys.into_iter()).await?;
-    let mut taken = fresh.iter().zip(take_in_turn(available, &wanted)).peekable();
+    let mut taken = fresh
+        .iter()
+        .zip(take_in_turn(available, &wanted))
+        .peekable();
     let mut answers = Vec::with_capacity(drafts.len());
     for (at, draft) in drafts.iter().enumerate() {
         let took = taken.next_if(|(position, _)| **position == at);
@@ -436,9 +452,15 @@ async fn publish(
     accepted: &[(&Draft, &Placed)],
 ) -> Result<(), sqlx::Error> {
     let keys: Vec<&str> = accepted.iter().map(|(d, _)| d.order_id.as_str()).collect();
-    let order_types: Vec<&str> = accepted.iter().map(|(d, _)| d.order.order_type.as_str()).collect();
+    let order_types: Vec<&str> = accepted
+        .iter()
+        .map(|(d, _)| d.order.order_type.as_str())
+        .collect();
     let due_at: Vec<Timestamp> = accepted.iter().map(|(_, placed)| placed.due_at).collect();
-    let payloads: Vec<String> = accepted.iter().map(|(_, placed)| placed.event.to_string()).collect();
+    let payloads: Vec<String> = accepted
+        .iter()
+        .map(|(_, placed)| placed.event.to_string())
+        .collect();
     sqlx::query!(
         "insert into shop.outbox (key, order_type, due_at, payload)
          select key, order_type, due_at, payload

@@ -8,7 +8,9 @@ use crate::testshop::{Saga, TestShop, ago, early, overdue, reference, send_one};
 /// A shop with one order of each kind: cancelled with its stock back, paid, open, re-opened and cancelled again.
 async fn with_history() -> (TestShop, OrderKey, OrderKey) {
     let shop = TestShop::open().await;
-    let cancelled = shop.place(&overdue(&[("mug", "north", "2"), ("tea", "north", "0.5")])).await;
+    let cancelled = shop
+        .place(&overdue(&[("mug", "north", "2"), ("tea", "north", "0.5")]))
+        .await;
     let saga = Saga::on(&cancelled);
     send_one(&shop.orders, &saga.does("CancelOrder")).await;
     send_one(&shop.stock, &saga.does("ReplenishStock")).await;
@@ -33,7 +35,10 @@ async fn a_sound_shop_passes_every_check_and_every_check_looked_at_something() {
     let (shop, ..) = with_history().await;
     let audit = shop.audit(&Bounds::default()).await;
     for check in &audit.checks {
-        assert!(check.ok && check.violations == 0 && check.rows.is_empty(), "{check:?}");
+        assert!(
+            check.ok && check.violations == 0 && check.rows.is_empty(),
+            "{check:?}"
+        );
     }
     let ids: Vec<&str> = audit.checks.iter().map(|check| check.id.as_str()).collect();
     let expected = [
@@ -50,7 +55,12 @@ async fn a_sound_shop_passes_every_check_and_every_check_looked_at_something() {
     assert_eq!(ids, expected);
     // Nothing was cancelled long enough ago to be looked at for holds left open.
     let idle = |check: &&Check| check.checked == 0;
-    let idle: Vec<&str> = audit.checks.iter().filter(idle).map(|check| check.id.as_str()).collect();
+    let idle: Vec<&str> = audit
+        .checks
+        .iter()
+        .filter(idle)
+        .map(|check| check.id.as_str())
+        .collect();
     assert_eq!(idle, ["hold_left_open"]);
     assert_eq!(audit.lateness.orders, 1);
     assert!(audit.lateness.max >= audit.lateness.p50 && audit.lateness.p50 > Some(0.0));
@@ -61,7 +71,10 @@ async fn nothing_is_looked_at_before_the_bound() {
     let (shop, ..) = with_history().await;
     shop.execute("alter table shop.orders drop constraint orders_paid; update shop.orders set paid_at = now()")
         .await;
-    let later = Bounds { since: ago(-60), ..Bounds::default() };
+    let later = Bounds {
+        since: ago(-60),
+        ..Bounds::default()
+    };
     let audit = shop.audit(&later).await;
     assert!(audit.checks.iter().all(|check| check.ok));
     assert_eq!(audit.lateness.orders, 0);
@@ -183,7 +196,10 @@ async fn each_planted_corruption_is_found_by_its_check() {
         assert_eq!(ids, expected, "{what}: {found:#?}");
         for check in &found {
             assert_eq!(check.rows.len() as i64, check.violations.min(20), "{what}");
-            assert!(check.violations > 0 && check.violations <= check.checked + 1, "{what}");
+            assert!(
+                check.violations > 0 && check.violations <= check.checked + 1,
+                "{what}"
+            );
         }
     }
 }

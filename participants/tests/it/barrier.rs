@@ -89,7 +89,11 @@ async fn a_repeated_command_has_the_same_answer_and_no_second_effect() {
         assert_eq!(again, undo, "{pair:?}");
         assert_eq!(shop.view(&order).await, undone, "{pair:?}");
         assert_eq!(send_one(&*participant, &later).await, first, "{pair:?}");
-        assert_eq!(shop.view(&order).await, undone, "{pair:?}: the action is not done again");
+        assert_eq!(
+            shop.view(&order).await,
+            undone,
+            "{pair:?}: the action is not done again"
+        );
     }
     shop.is_sound().await;
 }
@@ -164,7 +168,11 @@ async fn a_compensation_before_its_action_undoes_nothing_and_supersedes_the_acti
             let outcome = send_one(&*participant, &pair.action(&saga)).await;
             assert_eq!(outcome, Outcome::Superseded, "{pair:?}");
         }
-        assert_eq!(send_one(&*participant, &pair.compensation(&saga)).await, undo, "{pair:?}");
+        assert_eq!(
+            send_one(&*participant, &pair.compensation(&saga)).await,
+            undo,
+            "{pair:?}"
+        );
         assert_eq!(shop.view(&order).await, before, "{pair:?}");
     }
 }
@@ -184,7 +192,11 @@ async fn a_second_compensation_of_one_action_undoes_nothing_more() {
         for outcome in send(&*participant, &[first, second]).await {
             assert!(is_done(&outcome), "{pair:?}: {outcome:?}");
         }
-        assert_eq!(pair.movements(&shop, &order).await, 2, "{pair:?}: done and undone once");
+        assert_eq!(
+            pair.movements(&shop, &order).await,
+            2,
+            "{pair:?}: done and undone once"
+        );
     }
     shop.is_sound().await;
 }
@@ -212,7 +224,10 @@ async fn the_same_batch_twice_at_once_takes_effect_once() {
     for pair in PAIRS {
         let orders = shop.overdue_mugs(60).await;
         let sagas: Vec<Saga> = orders.iter().map(Saga::on).collect();
-        for turn in [Pair::action as fn(Pair, &Saga) -> Command, Pair::compensation] {
+        for turn in [
+            Pair::action as fn(Pair, &Saga) -> Command,
+            Pair::compensation,
+        ] {
             let batch: Vec<Command> = sagas.iter().map(|saga| turn(pair, saga)).collect();
             let backwards: Vec<Command> = batch.iter().rev().cloned().collect();
             let (one, other) = (pair.participant(&shop), pair.participant(&shop));
@@ -231,7 +246,11 @@ async fn the_same_batch_twice_at_once_takes_effect_once() {
             assert_eq!(pair.movements(&shop, order).await, 2, "{pair:?}");
         }
     }
-    assert_eq!(shop.available("mug", "north").await, 880.into(), "120 mugs are held");
+    assert_eq!(
+        shop.available("mug", "north").await,
+        880.into(),
+        "120 mugs are held"
+    );
     shop.is_sound().await;
 }
 
@@ -251,7 +270,12 @@ async fn an_action_and_its_compensation_at_once_end_undone() {
             let undo = in_time(undo).await.expect("the compensations are answered");
             for (at, order) in orders.iter().enumerate() {
                 let done = is_done(&action[at]) || action[at] == Outcome::Superseded;
-                assert!(done && is_done(&undo[at]), "{pair:?}: {:?} {:?}", action[at], undo[at]);
+                assert!(
+                    done && is_done(&undo[at]),
+                    "{pair:?}: {:?} {:?}",
+                    action[at],
+                    undo[at]
+                );
                 assert!(!pair.is_applied(&shop, order).await, "{pair:?}");
             }
         }
@@ -264,7 +288,9 @@ async fn a_bad_command_does_not_sink_its_batch() {
     let shop = TestShop::open().await;
     for pair in PAIRS {
         let orders = shop.overdue_mugs(4).await;
-        let bad = shop.place(&crate::testshop::overdue(&[("tea", "north", "1")])).await;
+        let bad = shop
+            .place(&crate::testshop::overdue(&[("tea", "north", "1")]))
+            .await;
         let mut sagas: Vec<Saga> = orders.iter().map(Saga::on).collect();
         sagas.insert(2, Saga::on(&bad));
         shop.execute(
@@ -275,7 +301,11 @@ async fn a_bad_command_does_not_sink_its_batch() {
         let batch: Vec<Command> = sagas.iter().map(|saga| pair.action(saga)).collect();
         let outcomes = send(&*pair.participant(&shop), &batch).await;
         assert_eq!(outcomes[2].name(), "rejected", "{pair:?}");
-        assert_eq!(outcomes.iter().filter(|outcome| is_done(outcome)).count(), 4, "{pair:?}");
+        assert_eq!(
+            outcomes.iter().filter(|outcome| is_done(outcome)).count(),
+            4,
+            "{pair:?}"
+        );
         for order in &orders {
             assert!(pair.is_applied(&shop, order).await, "{pair:?}");
         }
@@ -336,7 +366,10 @@ async fn a_command_waits_for_its_twin_and_gives_up_when_that_takes_too_long() {
         .expect("the twin's row is written");
         let participant = pair.participant(&shop);
         let answer = in_time(participant.call(pair.action, &[pair.action(&saga)])).await;
-        assert!(matches!(answer, Err(CallError::Locked(_))), "{pair:?}: {answer:?}");
+        assert!(
+            matches!(answer, Err(CallError::Locked(_))),
+            "{pair:?}: {answer:?}"
+        );
         twin.rollback().await.expect("the twin gives up");
         let outcome = send_one(&*participant, &pair.action(&saga)).await;
         assert!(is_done(&outcome), "{pair:?}");
@@ -367,7 +400,10 @@ async fn an_operation_nobody_knows_is_a_configuration_fault() {
     for pair in PAIRS {
         let participant = pair.participant(&shop);
         let unknown = participant.call("MakeTea", &[saga.does("MakeTea")]).await;
-        assert!(matches!(unknown, Err(CallError::Configuration(_))), "{unknown:?}");
+        assert!(
+            matches!(unknown, Err(CallError::Configuration(_))),
+            "{unknown:?}"
+        );
         let mixed = participant.call(pair.action, &[saga.does("MakeTea")]).await;
         assert!(matches!(mixed, Err(CallError::Data(_))), "{mixed:?}");
     }

@@ -10,7 +10,8 @@ use crate::testshop::TestShop;
 #[tokio::test(flavor = "multi_thread")]
 async fn a_caller_that_gives_up_costs_nobody_an_acknowledged_write() {
     let shop = TestShop::open().await;
-    shop.execute("create table shop.probe (id bigint primary key)").await;
+    shop.execute("create table shop.probe (id bigint primary key)")
+        .await;
     let mut acknowledged = 0_i64;
     for turn in 0..1_000_u64 {
         let nothing = db::tx(&shop.pool, |connection| {
@@ -24,7 +25,8 @@ async fn a_caller_that_gives_up_costs_nobody_an_acknowledged_write() {
         let _ = tokio::time::timeout(patience, nothing).await;
         let written = db::statement(&shop.pool, move |connection| {
             Box::pin(async move {
-                let insert = sqlx::query("insert into shop.probe (id) values ($1)").bind(turn as i64);
+                let insert =
+                    sqlx::query("insert into shop.probe (id) values ($1)").bind(turn as i64);
                 insert.execute(connection).await?;
                 Ok::<_, sqlx::Error>(())
             })
@@ -41,7 +43,10 @@ async fn a_caller_that_gives_up_costs_nobody_an_acknowledged_write() {
     let mut left = None;
     while left.is_none() {
         // A connection that was cut answers with an error once.
-        left = sqlx::query_scalar("select count(*) from shop.probe").fetch_one(&shop.pool).await.ok();
+        left = sqlx::query_scalar("select count(*) from shop.probe")
+            .fetch_one(&shop.pool)
+            .await
+            .ok();
     }
     assert_eq!(left, Some(acknowledged));
     assert_eq!(acknowledged, 1_000);
@@ -54,9 +59,11 @@ async fn what_a_caller_gave_up_on_is_finished_all_the_same() {
     let (go, may_go) = tokio::sync::oneshot::channel::<()>();
     let work = db::tx(&shop.pool, move |connection| {
         Box::pin(async move {
-            sqlx::query("insert into shop.supply (sku, warehouse, quantity) values ('late', 'w', 1)")
-                .execute(connection)
-                .await?;
+            sqlx::query(
+                "insert into shop.supply (sku, warehouse, quantity) values ('late', 'w', 1)",
+            )
+            .execute(connection)
+            .await?;
             let _ = started.send(()).await;
             let _ = may_go.await;
             Ok::<_, sqlx::Error>(())
@@ -70,7 +77,12 @@ async fn what_a_caller_gave_up_on_is_finished_all_the_same() {
     go.send(()).expect("the work still waits");
     let committed = async {
         let count = "select count(*) from shop.supply where sku = 'late'";
-        while sqlx::query_scalar::<_, i64>(count).fetch_one(&shop.pool).await.expect("it counts") == 0 {
+        while sqlx::query_scalar::<_, i64>(count)
+            .fetch_one(&shop.pool)
+            .await
+            .expect("it counts")
+            == 0
+        {
             tokio::task::yield_now().await;
         }
     };
@@ -82,12 +94,16 @@ async fn an_error_rolls_back_and_says_what_may_be_done() {
     let shop = TestShop::open().await;
     let refused: Result<(), CallError> = db::tx(&shop.pool, |connection| {
         Box::pin(async move {
-            sqlx::query("insert into shop.supply (sku, warehouse, quantity) values ('gone', 'w', 1)")
-                .execute(&mut *connection)
-                .await?;
-            sqlx::query("insert into shop.supply (sku, warehouse, quantity) values ('gone', 'w', -1)")
-                .execute(connection)
-                .await?;
+            sqlx::query(
+                "insert into shop.supply (sku, warehouse, quantity) values ('gone', 'w', 1)",
+            )
+            .execute(&mut *connection)
+            .await?;
+            sqlx::query(
+                "insert into shop.supply (sku, warehouse, quantity) values ('gone', 'w', -1)",
+            )
+            .execute(connection)
+            .await?;
             Ok(())
         })
     })
@@ -99,7 +115,9 @@ async fn an_error_rolls_back_and_says_what_may_be_done() {
         .expect("it counts");
     assert_eq!(left, 0);
     let unreachable = db::pool(
-        "postgres://nobody@127.0.0.1:1/nowhere".parse().expect("a URL"),
+        "postgres://nobody@127.0.0.1:1/nowhere"
+            .parse()
+            .expect("a URL"),
         1,
     );
     let answer: Result<(), CallError> =
