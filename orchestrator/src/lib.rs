@@ -4,7 +4,20 @@
 //! one order (ARCHITECTURE.md): [`kafka`] → [`timer`] → intake → [`store`] → executor → participants → store → relay.
 
 pub mod bus;
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod coordinator;
+pub mod definitions;
 pub mod dev;
+pub mod executor;
+pub mod http;
+pub mod intake;
 pub mod kafka;
+pub mod metrics;
+pub mod relay;
+pub mod service;
 pub mod store;
+pub mod sweep;
 pub mod timer;
+pub mod verify;

@@ -193,6 +193,10 @@ impl Store for MemoryStore {
         Ok(())
     }
 
+    async fn prepare_days(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     async fn count(&self, definition: &str, counter: &str, by: i64) -> Result<(), Error> {
         self.tables().count(definition, "", counter, by);
         Ok(())

@@ -294,6 +294,9 @@ pub trait Store: Send + Sync + 'static {
         orders: &[(SagaId, Overdue)],
     ) -> Result<(), Error>;
 
+    /// Makes what the coming days' rows need (partitions); harmless to repeat.
+    async fn prepare_days(&self) -> Result<(), Error>;
+
     /// Adds to counters of this minute that belong to no saga, such as `dropped_paid`. What the other methods write they
     /// count themselves, `started`, `duplicate` and `dead_letter` included.
     async fn count(&self, definition: &str, counter: &str, by: i64) -> Result<(), Error>;

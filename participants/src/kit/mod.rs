@@ -2,6 +2,9 @@
 //!
 //! Relies on [`lapse_sagas`] for the words. Never: retries, or decides what happens next; that is the coordinator's.
 
+pub mod barrier;
+pub mod db;
+
 use async_trait::async_trait;
 use lapse_sagas::{Cause, CommandId, Direction, Outcome, SagaId, StepId, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -96,7 +99,11 @@ pub enum CallError {
 pub trait OrderOwner: Send + Sync {
     /// Orders that await payment past their due time and are not left to a human, oldest first, strictly after the
     /// given position, by the owner's clock.
-    async fn overdue_orders(&self, after: Option<&Overdue>, limit: u32) -> Result<Vec<Overdue>, CallError>;
+    async fn overdue_orders(
+        &self,
+        after: Option<&Overdue>,
+        limit: u32,
+    ) -> Result<Vec<Overdue>, CallError>;
 
     /// Which of these are paid, in the same order as asked; answered by the primary.
     async fn paid(&self, orders: &[OrderKey]) -> Result<Vec<bool>, CallError>;

@@ -169,5 +169,6 @@ fn definition(hash: &str, text: &str, body: &str) -> Result<Arc<Definition>, Err
         hash: hash.into(),
         text: text.into(),
         body,
+        warnings: Vec::new(),
     }))
 }

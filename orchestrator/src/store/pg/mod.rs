@@ -139,6 +139,11 @@ impl Store for PgStore {
         alerts::unresolved(&self.db, definition, orders).await
     }
 
+    async fn prepare_days(&self) -> Result<(), Error> {
+        let today = schema::now(&self.db).await?.date_naive();
+        schema::ensure_partitions(&self.db, today).await
+    }
+
     async fn count(&self, definition: &str, counter: &str, by: i64) -> Result<(), Error> {
         rollup::count(&self.db, definition, counter, by).await
     }

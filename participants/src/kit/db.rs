@@ -1,0 +1,164 @@
+//! The one way to the database: transactions and statements that a cancelled caller can't cut in half.
+//!
+//! sqlx 0.9.0 can hand a connection with an open transaction back to the pool when `begin` is cancelled; what the next
+//! user writes there is acknowledged and lost (8 of 2,000). So all work runs in a task of its own that nobody aborts:
+//! a caller that gives up merely stops waiting, and what the database did is then unknown to it.
+//! Relies on the limits that [`options`] sets to end such work. Never: retries.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::{Acquire, PgConnection};
+use tracing::Instrument;
+
+use crate::kit::CallError;
+
+/// Work on a connection: what the closure given to [`tx`] returns, `Box::pin(async move { … })`.
+pub type Work<'c, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'c>>;
+
+/// Connection options of the hot path: waits and statements are bounded by the server, and plans that turn batches
+/// quadratic on fresh tables (sequential scans under a cached plan) are out of the question.
+pub fn options(base: PgConnectOptions) -> PgConnectOptions {
+    base.application_name("lapse").options([
+        ("lock_timeout", "1s"),
+        ("idle_in_transaction_session_timeout", "5s"),
+        ("statement_timeout", "5s"),
+        ("enable_seqscan", "off"),
+    ])
+}
+
+/// A pool with [`options`], of constant size, connected when first used.
+pub fn pool(base: PgConnectOptions, connections: u32) -> PgPool {
+    PgPoolOptions::new()
+        .min_connections(connections)
+        .max_connections(connections)
+        .acquire_timeout(Duration::from_secs(3))
+        .connect_lazy_with(options(base))
+}
+
+/// Does the work in one transaction: committed if it is `Ok`, rolled back if not.
+///
+/// # Errors
+/// The work's own, and [`sqlx::Error`] from begin and commit. After an error of the connection or from commit it may
+/// have been committed all the same.
+pub async fn tx<T, E, F>(pool: &PgPool, work: F) -> Result<T, E>
+where
+    T: Send + 'static,
+    E: From<sqlx::Error> + Send + 'static,
+    F: for<'c> FnOnce(&'c mut PgConnection) -> Work<'c, T, E> + Send + 'static,
+{
+    let pool = pool.clone();
+    to_the_end(async move {
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "the one place where a transaction begins, in a task that nobody aborts"
+        )]
+        let mut transaction = pool.begin().await?;
+        match work(&mut transaction).await {
+            Ok(value) => {
+                transaction.commit().await?;
+                Ok(value)
+            }
+            Err(error) => {
+                // A connection that can't even roll back is closed by the pool, and the server rolls back.
+                let _ = transaction.rollback().await;
+                Err(error)
+            }
+        }
+    })
+    .await
+}
+
+/// Does the work on one connection without a transaction: for a single statement, which commits by itself.
+///
+/// # Errors
+/// As [`tx`].
+pub async fn statement<T, E, F>(pool: &PgPool, work: F) -> Result<T, E>
+where
+    T: Send + 'static,
+    E: From<sqlx::Error> + Send + 'static,
+    F: for<'c> FnOnce(&'c mut PgConnection) -> Work<'c, T, E> + Send + 'static,
+{
+    let pool = pool.clone();
+    to_the_end(async move {
+        let mut connection = pool.acquire().await?;
+        work(connection.acquire().await?).await
+    })
+    .await
+}
+
+/// Runs it in a task of its own; dropping the returned future doesn't stop the task.
+async fn to_the_end<T, E>(work: impl Future<Output = Result<T, E>> + Send + 'static) -> Result<T, E>
+where
+    T: Send + 'static,
+    E: From<sqlx::Error> + Send + 'static,
+{
+    match tokio::spawn(work.in_current_span()).await {
+        Ok(result) => result,
+        Err(lost) => match lost.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => Err(sqlx::Error::WorkerCrashed.into()),
+        },
+    }
+}
+
+impl From<sqlx::Error> for CallError {
+    /// By what the database said; without an answer from it, anything may have been applied.
+    fn from(error: sqlx::Error) -> Self {
+        let words = error.to_string();
+        match &error {
+            sqlx::Error::Database(answer) => {
+                by_sqlstate(answer.code().unwrap_or_default().as_ref(), words)
+            }
+            sqlx::Error::Encode(_) => CallError::Data(words),
+            sqlx::Error::Configuration(_)
+            | sqlx::Error::Decode(_)
+            | sqlx::Error::ColumnDecode { .. }
+            | sqlx::Error::ColumnNotFound(_)
+            | sqlx::Error::TypeNotFound { .. } => CallError::Configuration(words),
+            sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::PoolClosed => {
+                CallError::Unknown(format!("unreachable: {words}"))
+            }
+            sqlx::Error::PoolTimedOut => CallError::Unknown(format!("timeout: {words}")),
+            _ => CallError::Unknown(format!("database: {words}")),
+        }
+    }
+}
+
+fn by_sqlstate(code: &str, words: String) -> CallError {
+    let words = format!("{words} (SQLSTATE {code})");
+    match code {
+        "55P03" => CallError::Locked(words),
+        "40P01" | "40001" => CallError::Serialization(words),
+        "57014" => CallError::Unknown(format!("timeout: {words}")),
+        _ => match code.get(..2).unwrap_or_default() {
+            "22" | "23" | "P0" => CallError::Data(words),
+            // Rights, missing or other tables, unknown schema or database, refused log-in.
+            "42" | "3F" | "3D" | "28" => CallError::Configuration(words),
+            _ => CallError::Unknown(format!("unavailable: {words}")),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sqlstate_says_what_the_caller_may_do() {
+        let class = |code| by_sqlstate(code, "words".to_owned());
+        assert!(matches!(class("23505"), CallError::Data(_)));
+        assert!(matches!(class("22003"), CallError::Data(_)));
+        assert!(matches!(class("P0001"), CallError::Data(_)));
+        assert!(matches!(class("55P03"), CallError::Locked(_)));
+        assert!(matches!(class("40P01"), CallError::Serialization(_)));
+        assert!(matches!(class("40001"), CallError::Serialization(_)));
+        assert!(matches!(class("42501"), CallError::Configuration(_)));
+        assert!(matches!(class("42P01"), CallError::Configuration(_)));
+        for unclear in ["57P01", "57014", "08006", "53300", "25006", ""] {
+            assert!(matches!(class(unclear), CallError::Unknown(_)), "{unclear}");
+        }
+    }
+}
