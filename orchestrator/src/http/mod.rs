@@ -50,6 +50,10 @@ pub fn router(site: Site) -> Router {
         .fallback(|| async {
             Problem::new(StatusCode::NOT_FOUND, "not_found", "there is nothing here")
         })
+        .method_not_allowed_fallback(|| async {
+            let words = "this path has another method";
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", words)
+        })
         .with_state(site)
 }
 

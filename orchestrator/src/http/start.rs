@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::rejection::JsonRejection;
+use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -64,18 +64,16 @@ fn first_generation() -> i32 {
 pub(super) async fn start(
     State(site): State<Site>,
     Path(definition): Path<String>,
-    Query(wait): Query<Wait>,
+    wait: Result<Query<Wait>, QueryRejection>,
     body: Result<Json<Body>, JsonRejection>,
 ) -> Response {
-    let answer = match body {
-        Ok(Json(body)) => {
+    let bad = |code, words| Err(Problem::new(StatusCode::BAD_REQUEST, code, words));
+    let answer = match (wait, body) {
+        (Ok(Query(wait)), Ok(Json(body))) => {
             start_checked(&site, &definition, body, wait.wait_ms.min(WAIT_MAX_MS)).await
         }
-        Err(rejection) => Err(Problem::new(
-            StatusCode::BAD_REQUEST,
-            "bad_body",
-            rejection.body_text(),
-        )),
+        (Err(rejection), _) => bad("bad_query", rejection.body_text()),
+        (_, Err(rejection)) => bad("bad_body", rejection.body_text()),
     };
     answer.unwrap_or_else(IntoResponse::into_response)
 }
@@ -87,9 +85,13 @@ async fn start_checked(
     wait_ms: u64,
 ) -> Result<Response, Problem> {
     let invalid = |detail: &str| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", detail);
-    if body.order_id.trim().is_empty() || body.order_id.len() > 200 || body.order_id.contains('\0')
-    {
-        return Err(invalid("order_id must be 1 to 200 bytes of text"));
+    for (field, text) in [("order_id", &body.order_id), ("tenant", &body.tenant)] {
+        if text.trim().is_empty() || !is_storable(text) {
+            return Err(invalid(&format!("{field} must be 1 to 200 characters")));
+        }
+    }
+    if !is_storable(&body.order_type) {
+        return Err(invalid("order_type must be at most 200 characters"));
     }
     if body.generation < 1 {
         return Err(invalid("generation starts at 1"));
@@ -137,6 +139,11 @@ async fn start_checked(
     };
     let saga = wait_for_rest(site, saga, wait_ms).await?;
     Ok((status, Json(view(&saga))).into_response())
+}
+
+/// As long as an event may have it; Postgres keeps no NUL.
+fn is_storable(text: &str) -> bool {
+    text.chars().count() <= 200 && !text.contains('\0')
 }
 
 /// The saga exists: its cause may be raised.
