@@ -29,6 +29,7 @@ use crate::intake;
 use crate::kafka::KafkaBus;
 use crate::store::Store;
 use crate::store::db::Db;
+use crate::store::ops::Ops;
 use crate::store::pg::PgStore;
 
 /// The definition that is used where none is named.
@@ -53,7 +54,9 @@ impl Service {
     /// # Errors
     /// What is missing or refused, and what to do.
     pub async fn start(config: &Config, metrics: PrometheusHandle) -> anyhow::Result<Service> {
-        let store: Arc<dyn Store> = Arc::new(PgStore::new(database(config)?));
+        let db = database(config)?;
+        let ops = Ops::new(db.clone());
+        let store: Arc<dyn Store> = Arc::new(PgStore::new(db));
         let clock = Arc::new(
             Anchored::new(store.clone())
                 .await
@@ -84,6 +87,7 @@ impl Service {
         let site = http::Site {
             executor: coordinator.executor(),
             store,
+            ops,
             bus: bus.clone(),
             definitions,
             clock,

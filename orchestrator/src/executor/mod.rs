@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use lapse_participants::kit::{OrderOwner, Participant};
 use lapse_sagas::event::Counter;
 use lapse_sagas::{
-    Definition, DefinitionHash, Direction, Effect, Event, Phase, Refused, SagaId, State, Status,
-    StepId, Timestamp, transition,
+    Cause, Definition, DefinitionHash, Direction, Effect, Event, Phase, Refused, SagaId, State,
+    Status, StepId, Timestamp, transition,
 };
 use tokio::sync::Notify;
 use tracing::{debug, error, warn};
@@ -99,10 +99,11 @@ impl Executor {
     /// Starts calls as their slots become free, until the process ends.
     pub async fn run(self: Arc<Self>) {
         loop {
-            while let Some(batch) = self.lock().pop() {
-                tokio::spawn(Arc::clone(&self).run_batch(batch));
+            let next = self.lock().pop();
+            match next {
+                Some(batch) => drop(tokio::spawn(Arc::clone(&self).run_batch(batch))),
+                None => self.work.notified().await,
             }
-            self.work.notified().await;
         }
     }
 
@@ -214,14 +215,14 @@ impl Executor {
         Ok(looked_at)
     }
 
-    /// Lets an event from outside happen to one saga and drives it on.
+    /// Raises the cause of a saga. Whoever has it in hand goes on with it; a postponed one is due at once.
     ///
     /// # Errors
     /// Those of the store; `Ok(None)` if there is no such saga, `Ok(Some(Err(_)))` if the state machine refuses.
-    pub async fn happen(
-        self: &Arc<Self>,
+    pub async fn raise(
+        &self,
         which: Which,
-        event: Event,
+        cause: Cause,
     ) -> Result<Option<Result<Saga, Refused>>, store::Error> {
         let refused: Arc<Mutex<Option<Refused>>> = Arc::default();
         let decide: store::Decide = {
@@ -230,10 +231,20 @@ impl Executor {
                 let Some(definition) = definitions.get(&saga.definition) else {
                     return Decision::Leave;
                 };
-                match transition(&definition, saga.state.clone(), event.clone(), now) {
-                    Ok((state, effects)) => Decision::Move(state, effects),
+                let moved = transition(
+                    &definition,
+                    saga.state.clone(),
+                    Event::CauseRaised { cause },
+                    now,
+                );
+                let mut refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
+                match moved {
+                    Ok((state, effects)) => {
+                        *refused = None;
+                        Decision::Move(state, effects)
+                    }
                     Err(why) => {
-                        *refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+                        *refused = Some(why);
                         Decision::Leave
                     }
                 }
@@ -242,17 +253,11 @@ impl Executor {
         let Some(revised) = self.store.revise(which, decide).await?.pop() else {
             return Ok(None);
         };
-        if let Some(why) = refused
+        let refused = refused
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .take()
-        {
-            return Ok(Some(Err(why)));
-        }
-        if revised.moved {
-            self.submit([revised.saga.clone()]);
-        }
-        Ok(Some(Ok(revised.saga)))
+            .take();
+        Ok(Some(refused.map_or(Ok(revised.saga), Err)))
     }
 
     /// Queues what is in hand: every saga with a taken or freshly sent step.
@@ -348,14 +353,10 @@ impl Executor {
     }
 
     async fn run_batch(self: Arc<Self>, batch: Batch) {
-        let began = Instant::now();
-        let size = batch.sagas.len();
-        let key = batch.key.clone();
+        let slot = Slot::new(Arc::clone(&self), &batch);
         let next = batch::run(&self, batch).await;
         self.submit(next);
-        self.lock().finished(&key, size, began.elapsed());
-        self.work.notify_one();
-        self.progress.notify_waiters();
+        drop(slot);
     }
 
     /// Stores transitions; what is fenced out is treated as replies to whatever the rows say now. Gives what is in hand
@@ -465,6 +466,36 @@ impl Executor {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Ready> {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Frees the batch's place when it is through, and when a participant panicked: its sagas come back by their wake-up
+/// times, and ten such take-overs park them.
+struct Slot {
+    executor: Arc<Executor>,
+    key: GroupKey,
+    sagas: usize,
+    began: Instant,
+}
+
+impl Slot {
+    fn new(executor: Arc<Executor>, batch: &Batch) -> Slot {
+        Slot {
+            executor,
+            key: batch.key.clone(),
+            sagas: batch.sagas.len(),
+            began: Instant::now(),
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.executor
+            .lock()
+            .finished(&self.key, self.sagas, self.began.elapsed());
+        self.executor.work.notify_one();
+        self.executor.progress.notify_waiters();
     }
 }
 

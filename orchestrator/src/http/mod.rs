@@ -17,6 +17,7 @@ use crate::clock::Clock;
 use crate::definitions::Definitions;
 use crate::executor::Executor;
 use crate::store::Store;
+use crate::store::ops::Ops;
 
 mod start;
 
@@ -27,6 +28,8 @@ pub struct Site {
     pub executor: Arc<Executor>,
     /// Looks sagas up.
     pub store: Arc<dyn Store>,
+    /// Looks without locking.
+    pub ops: Ops,
     /// Readiness.
     pub bus: Arc<dyn Bus>,
     /// By name.

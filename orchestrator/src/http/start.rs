@@ -16,7 +16,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use lapse_participants::kit::OrderKey;
-use lapse_sagas::{Cause, Event, Refused};
+use lapse_sagas::{Cause, Refused};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -26,6 +26,8 @@ use crate::store::{self, Decision, Saga, Started, Which};
 
 /// The longest `wait_ms`.
 const WAIT_MAX_MS: u64 = 30_000;
+/// How often a waiting request looks.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// The body of a start.
 #[derive(Deserialize)]
@@ -155,12 +157,12 @@ async fn raise(
         definition: definition.to_owned(),
         order: order.clone(),
     };
-    let raised = site
+    match site
         .executor
-        .happen(which.clone(), Event::CauseRaised { cause })
+        .raise(which.clone(), cause)
         .await
-        .map_err(unavailable)?;
-    match raised {
+        .map_err(unavailable)?
+    {
         Some(Ok(saga)) => Ok(saga),
         Some(Err(Refused::Unchanged)) => look(site, which).await,
         Some(Err(why)) => {
@@ -170,30 +172,32 @@ async fn raise(
                     .with(json!({ "saga": view(&saga) })),
             )
         }
-        None => Err(Problem::new(
-            StatusCode::NOT_FOUND,
-            "gone",
-            "the saga is gone; ask again",
-        )),
+        None => Err(gone()),
     }
 }
 
-async fn wait_for_rest(site: &Site, mut saga: Saga, wait_ms: u64) -> Result<Saga, Problem> {
+/// The saga at rest, or as it is when the time is up.
+async fn wait_for_rest(site: &Site, saga: Saga, wait_ms: u64) -> Result<Saga, Problem> {
     let deadline = tokio::time::Instant::now() + Duration::from_millis(wait_ms);
-    while saga.state.status.is_live() && tokio::time::Instant::now() < deadline {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        saga = look(site, Which::Ids(vec![saga.id])).await?;
+    if wait_ms == 0 || !saga.state.status.is_live() {
+        return Ok(saga);
     }
-    Ok(saga)
+    while site.ops.is_live(saga.id).await.map_err(unavailable)?
+        && tokio::time::Instant::now() < deadline
+    {
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    look(site, Which::Ids(vec![saga.id])).await
 }
 
 async fn look(site: &Site, which: Which) -> Result<Saga, Problem> {
     let leave: store::Decide = std::sync::Arc::new(|_, _| Decision::Leave);
     let mut found = site.store.revise(which, leave).await.map_err(unavailable)?;
-    found
-        .pop()
-        .map(|revised| revised.saga)
-        .ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "gone", "the saga is gone"))
+    found.pop().map(|revised| revised.saga).ok_or_else(gone)
+}
+
+fn gone() -> Problem {
+    Problem::new(StatusCode::NOT_FOUND, "gone", "the saga is gone; ask again")
 }
 
 fn unavailable(error: store::Error) -> Problem {

@@ -9,8 +9,9 @@ use tracing::info;
 
 use super::Error;
 use super::assignment::{Assignment, PartitionView};
-use super::consumer::PollThread;
+use super::consumer::{Consumer, Means};
 use super::metrics;
+use super::poll_thread;
 use super::producer::Producer;
 use super::settings::Settings;
 use super::shared::Shared;
@@ -30,7 +31,14 @@ impl KafkaBus {
         let assignment = Assignment::new(settings.checked_buckets()?, shares.window);
         let shared = Arc::new(Shared::new(assignment, clock));
         let producer = Arc::new(Producer::new(settings, shared.clone())?);
-        let poll_thread = PollThread::new(settings, due_time, shared.clone(), producer.clone())?;
+        let means = Arc::new(Means {
+            settings: settings.clone(),
+            inputs: settings.inputs(),
+            due_time,
+            shared: shared.clone(),
+            producer: producer.clone(),
+        });
+        let consumer = Consumer::new(&means)?;
         info!(
             memory_mb = settings.memory_mb,
             prefetch_kb_per_partition = shares.prefetch_kb,
@@ -42,7 +50,7 @@ impl KafkaBus {
         );
         let handle = thread::Builder::new()
             .name("kafka-poll".into())
-            .spawn(move || poll_thread.run())
+            .spawn(move || poll_thread::run(&means, consumer))
             .map_err(|e| Error::Settings(format!("start the poll thread: {e}")))?;
         Ok(KafkaBus {
             shared,

@@ -1,10 +1,9 @@
-//! The poll thread: one consumer, a queue per partition, nothing that blocks for long.
+//! One life of the consumer: a queue per partition, nothing that blocks for long.
 //!
 //! Partitions are never paused: that throws prefetched records away (measured: 224 times the bytes, p99 850 ms late
 //! against 3 ms). A partition whose window is full is just not read.
 
 use std::collections::BTreeSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
@@ -17,16 +16,17 @@ use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::BorrowedMessage;
 use rdkafka::{Message, Offset, TopicPartitionList};
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use super::Error;
 use super::assignment::{Arrival, Place};
-use super::context::{Context, Rebalanced, Statistics, assign, commit};
+use super::context::{Context, Rebalanced, assign, commit};
 use super::metrics;
 use super::producer::Producer;
 use super::record::Record;
 use super::settings::{Settings, Topic};
 use super::shared::Shared;
+use super::statistics::Statistics;
 use crate::bus::DueTime;
 use crate::timer::name;
 
@@ -44,80 +44,98 @@ const DEAD_AFTER: Duration = Duration::from_secs(30);
 const BROKER_PATIENCE: Duration = Duration::from_secs(3);
 const METADATA_PATIENCE: Duration = Duration::from_millis(500);
 /// Leaving the group and dropping the client.
-const LEAVE_WITHIN: Duration = Duration::from_secs(4);
+const CLOSE_WITHIN: Duration = Duration::from_secs(4);
 const FLUSH_WITHIN: Duration = Duration::from_secs(1);
-const REBUILD_AFTER: Duration = Duration::from_secs(1);
-const REBUILD_AFTER_AT_MOST: Duration = Duration::from_secs(30);
 
 /// Why the consumer must be thrown away.
 #[derive(Debug)]
-struct Broken(String);
+pub(super) struct Broken(pub String);
 
-type Consumer = BaseConsumer<Context>;
+type Client = BaseConsumer<Context>;
 
 struct Queue {
     place: Place,
     queue: PartitionQueue<Context>,
 }
 
-/// Everything the poll thread owns.
-pub(super) struct PollThread {
-    settings: Settings,
-    inputs: Vec<Topic>,
-    due_time: DueTime,
-    shared: Arc<Shared>,
-    producer: Arc<Producer>,
-    consumer: Arc<Consumer>,
+/// What a consumer works with; outlives it.
+pub(super) struct Means {
+    pub settings: Settings,
+    pub inputs: Vec<Topic>,
+    pub due_time: DueTime,
+    pub shared: Arc<Shared>,
+    pub producer: Arc<Producer>,
+}
+
+/// Lives on the poll thread until it breaks or the bus stops.
+pub(super) struct Consumer {
+    means: Arc<Means>,
+    client: Arc<Client>,
     queues: Vec<Queue>,
     /// Which queue is read first.
     turn: usize,
     ticked_at: Instant,
     committed_all_at: Instant,
     looked_for_topics_at: Instant,
-    rebuilds: u32,
-    built_at: Instant,
 }
 
-impl PollThread {
-    pub fn new(
-        settings: &Settings,
-        due_time: DueTime,
-        shared: Arc<Shared>,
-        producer: Arc<Producer>,
-    ) -> Result<Self, Error> {
-        let inputs = settings.inputs();
-        let consumer = build(settings, &inputs, &shared)?;
+impl Consumer {
+    /// Joins the group, in the background.
+    pub fn new(means: &Arc<Means>) -> Result<Self, Error> {
+        let config = means.settings.consumer_config()?;
+        let client = Client::from_config_and_context(&config, Context::new(means.shared.clone()))
+            .map_err(|e| Error::Settings(e.to_string()))?;
+        let topics: Vec<&str> = means.inputs.iter().map(|topic| &*topic.name).collect();
+        client
+            .subscribe(&topics)
+            .map_err(|e| Error::Settings(format!("subscribe: {e}")))?;
         let now = Instant::now();
-        Ok(PollThread {
-            settings: settings.clone(),
-            inputs,
-            due_time,
-            shared,
-            producer,
-            consumer,
+        Ok(Consumer {
+            means: means.clone(),
+            client: Arc::new(client),
             queues: Vec::new(),
             turn: 0,
             ticked_at: now,
             committed_all_at: now,
             looked_for_topics_at: now,
-            rebuilds: 0,
-            built_at: now,
         })
     }
 
-    /// Until the bus stops.
-    pub fn run(mut self) {
-        self.shared.register_poll_thread();
-        while !self.shared.is_stopping() {
-            self.shared.health.polled();
-            let round = catch_unwind(AssertUnwindSafe(|| self.round()));
-            match round.unwrap_or_else(|_| Err(Broken("the poll thread panicked".into()))) {
-                Ok(true) => {}
-                Ok(false) => self.park(),
-                Err(Broken(why)) => self.rebuild(&why),
+    /// Until the bus stops, or it breaks.
+    pub fn read(&mut self) -> Result<(), Broken> {
+        while !self.means.shared.is_stopping() {
+            self.means.shared.health.polled();
+            if !self.round()? {
+                self.park();
             }
         }
-        self.leave();
+        Ok(())
+    }
+
+    /// Finishes hops under way and leaves the group; what is done is committed when the partitions are revoked.
+    pub fn leave(self) {
+        self.means.producer.flush(FLUSH_WITHIN);
+        self.close();
+    }
+
+    /// Dropping the client may hang when no broker answers: it happens on a thread of its own, with a deadline.
+    pub fn close(self) {
+        self.client.context().close();
+        // Each queue holds on to the client.
+        drop(self.queues);
+        let client = self.client;
+        let (dropped, wait) = mpsc::channel();
+        thread::spawn(move || {
+            drop(client);
+            // Nobody may be waiting any more.
+            let _ = dropped.send(());
+        });
+        if wait.recv_timeout(CLOSE_WITHIN).is_err() {
+            warn!(
+                seconds = CLOSE_WITHIN.as_secs(),
+                "the kafka consumer did not close in time and is left behind"
+            );
+        }
     }
 
     /// One look at everything; true if there may be more to do at once.
@@ -127,16 +145,16 @@ impl PollThread {
         self.read_queues(&mut arrivals)?;
         let read = arrivals.len();
         self.take_in(arrivals)?;
-        let now = self.shared.now();
+        let now = self.means.shared.now();
         let (hops, has_ripe) = {
-            let mut assignment = self.shared.assignment();
+            let mut assignment = self.means.shared.assignment();
             (assignment.wake(now), assignment.has_ripe())
         };
         for hop in hops {
-            self.producer.hop(hop, now);
+            self.means.producer.hop(hop, now);
         }
         if has_ripe {
-            self.shared.ripened.notify_one();
+            self.means.shared.ripened.notify_one();
         }
         if self.ticked_at.elapsed() >= TICK {
             self.ticked_at = Instant::now();
@@ -148,9 +166,9 @@ impl PollThread {
     /// Rebalances, results, errors. A record here is a stray: split queues should get them all.
     fn serve_main_queue(&mut self, arrivals: &mut Vec<Arrival>) -> Result<bool, Broken> {
         let mut rebalanced = false;
+        let client = self.client.clone();
         for _ in 0..READ_PER_PARTITION {
-            let consumer = self.consumer.clone();
-            match consumer.poll(Duration::ZERO) {
+            match client.poll(Duration::ZERO) {
                 Some(Ok(message)) => {
                     counter!(metrics::STRAYS).increment(1);
                     warn!(
@@ -172,7 +190,7 @@ impl PollThread {
     /// Acts on what the group decided; false if there was nothing.
     fn rebalance(&mut self) -> Result<bool, Broken> {
         let mut any = false;
-        while let Some(rebalanced) = self.consumer.context().next_rebalanced() {
+        while let Some(rebalanced) = self.client.context().next_rebalanced() {
             any = true;
             match rebalanced {
                 Rebalanced::Assigned(partitions) => self.assign(partitions)?,
@@ -188,7 +206,7 @@ impl PollThread {
     /// come on the main queue (measured: 1,000 of 1,000 the other way round, none this way).
     fn assign(&mut self, partitions: TopicPartitionList) -> Result<(), Broken> {
         let partitions = match self
-            .consumer
+            .client
             .committed_offsets(partitions.clone(), BROKER_PATIENCE)
         {
             Ok(committed) => committed,
@@ -198,12 +216,17 @@ impl PollThread {
             }
         };
         for of in partitions.elements() {
-            let Some(topic) = self.inputs.iter().find(|topic| *topic.name == *of.topic()) else {
+            let Some(topic) = self
+                .means
+                .inputs
+                .iter()
+                .find(|topic| *topic.name == *of.topic())
+            else {
                 continue;
             };
             let place = (topic.name.clone(), of.partition());
             let mut queue = self
-                .consumer
+                .client
                 .split_partition_queue(of.topic(), of.partition())
                 .ok_or_else(|| Broken(format!("no queue for {}/{}", of.topic(), of.partition())))?;
             let poll_thread = thread::current();
@@ -217,18 +240,18 @@ impl PollThread {
                 Offset::Offset(offset) => Some(offset),
                 _ => None,
             };
-            self.shared
+            self.means
+                .shared
                 .assignment()
                 .assign(place, topic.bucket, committed);
         }
-        assign(&self.consumer, &partitions)
-            .map_err(|e| Broken(format!("assign partitions: {e}")))?;
+        assign(&self.client, &partitions).map_err(|e| Broken(format!("assign partitions: {e}")))?;
         info!(
             partitions = partitions.count(),
             in_all = self.queues.len(),
             "partitions assigned"
         );
-        self.shared.health.joined();
+        self.means.shared.health.joined();
         Ok(())
     }
 
@@ -237,7 +260,7 @@ impl PollThread {
             return Ok(());
         }
         let rooms: Vec<_> = {
-            let mut assignment = self.shared.assignment();
+            let mut assignment = self.means.shared.assignment();
             self.queues
                 .iter()
                 .map(|queue| assignment.room(&queue.place))
@@ -273,11 +296,17 @@ impl PollThread {
     /// None for a topic that wasn't asked for.
     fn arrival(&self, message: &BorrowedMessage<'_>, place: Option<&Place>) -> Option<Arrival> {
         let topic = self
+            .means
             .inputs
             .iter()
             .find(|topic| *topic.name == *message.topic())?;
         counter!(metrics::RECORDS, "topic" => topic.name.clone()).increment(1);
-        let record = Record::read(message, topic.bucket, &self.due_time, self.shared.now());
+        let record = Record::read(
+            message,
+            topic.bucket,
+            &self.means.due_time,
+            self.means.shared.now(),
+        );
         let place = place
             .cloned()
             .unwrap_or_else(|| (topic.name.clone(), message.partition()));
@@ -293,9 +322,10 @@ impl PollThread {
             return Ok(());
         }
         let taken_in = self
+            .means
             .shared
             .assignment()
-            .take_in(arrivals, self.shared.now());
+            .take_in(arrivals, self.means.shared.now());
         counter!(metrics::TOMBSTONES).increment(taken_in.tombstones);
         counter!(metrics::OFFSET_GAPS).increment(taken_in.gaps);
         if taken_in.gaps > 0 || taken_in.resets > 0 {
@@ -304,11 +334,11 @@ impl PollThread {
                 resets = taken_in.resets,
                 "records were deleted before they were read"
             );
-            self.shared.suspect();
+            self.means.shared.suspect();
         }
         match taken_in.rewound {
             Some((topic, partition)) => {
-                self.shared.suspect();
+                self.means.shared.suspect();
                 Err(Broken(format!("the log of {topic}/{partition} went back")))
             }
             None => Ok(()),
@@ -319,22 +349,22 @@ impl PollThread {
     fn tick(&mut self) -> Result<(), Broken> {
         if self.committed_all_at.elapsed() >= COMMIT_ALL_AGAIN {
             self.committed_all_at = Instant::now();
-            self.shared.assignment().commit_all_again();
+            self.means.shared.assignment().commit_all_again();
         }
-        if !self.consumer.assignment_lost() {
-            let commits = self.shared.assignment().commits();
-            commit(&self.consumer, &commits, CommitMode::Async);
+        if !self.client.assignment_lost() {
+            let commits = self.means.shared.assignment().commits();
+            commit(&self.client, &commits, CommitMode::Async);
         }
         self.measure();
-        let context = self.consumer.context().clone();
+        let context = self.client.context().clone();
         if context.topics_are_missing() && self.looked_for_topics_at.elapsed() >= LOOK_FOR_TOPICS {
             self.looked_for_topics_at = Instant::now();
             let missing = self.missing_topics();
             context.set_topics_are_missing(!missing.is_empty());
-            self.shared.health.missing_topics(missing);
+            self.means.shared.health.missing_topics(missing);
         }
-        if let Some((code, reason)) = self.consumer.client().fatal_error() {
-            return Err(Broken(format!("{reason} ({code})")));
+        if let Some((code, reason)) = self.client.client().fatal_error() {
+            return Err(self.fatal(code, &reason));
         }
         context
             .take_statistics()
@@ -342,9 +372,9 @@ impl PollThread {
     }
 
     fn measure(&self) {
-        let view = self.shared.assignment().view(self.shared.now());
+        let view = self.means.shared.assignment().view(self.means.shared.now());
         gauge!(metrics::ASSIGNED_PARTITIONS).set(view.len() as f64);
-        for topic in &self.inputs {
+        for topic in &self.means.inputs {
             let of_topic = || {
                 view.iter()
                     .filter(|partition| partition.topic == topic.name)
@@ -364,42 +394,27 @@ impl PollThread {
         }
     }
 
-    /// Statistics show what no record can: that the records to come are gone, or that a partition is dead.
     fn examine(&self, statistics: &Statistics) -> Result<(), Broken> {
         if statistics.some_broker_is_up() {
-            self.shared.health.brokers_down(false);
+            self.means.shared.health.brokers_down(false);
         }
-        for (topic, of) in statistics.partitions() {
-            let place: Place = (topic.into(), of.partition);
-            let Some((idle, position)) = self.shared.assignment().idle(&place) else {
-                continue;
-            };
-            if position.is_some_and(|position| of.lo_offset > position) && of.lo_offset >= 0 {
-                warn!(
-                    topic,
-                    partition = of.partition,
-                    low = of.lo_offset,
-                    ?position,
-                    "records were deleted before they were done"
-                );
-                self.shared.suspect();
-            }
-            let has_more =
-                of.fetchq_cnt > 0 || (of.hi_offset >= 0 && of.next_offset < of.hi_offset);
-            if has_more && idle > DEAD_AFTER {
-                return Err(Broken(format!(
-                    "{topic}/{} has records and gave none for {} s",
-                    of.partition,
-                    idle.as_secs()
-                )));
-            }
+        let findings = statistics.findings(&self.means.shared.assignment(), DEAD_AFTER);
+        if !findings.deleted.is_empty() {
+            warn!(partitions = ?findings.deleted, "records were deleted before they were done");
+            self.means.shared.suspect();
         }
-        Ok(())
+        match findings.dead.first() {
+            Some((topic, partition)) => Err(Broken(format!(
+                "{topic}/{partition} has records and gave none for {} s",
+                DEAD_AFTER.as_secs()
+            ))),
+            None => Ok(()),
+        }
     }
 
     fn missing_topics(&self) -> BTreeSet<String> {
         let is_missing = |topic: &&Topic| match self
-            .consumer
+            .client
             .fetch_metadata(Some(&topic.name), METADATA_PATIENCE)
         {
             Ok(metadata) => metadata
@@ -408,7 +423,8 @@ impl PollThread {
                 .all(|found| found.error().is_some() || found.partitions().is_empty()),
             Err(_) => false,
         };
-        self.inputs
+        self.means
+            .inputs
             .iter()
             .filter(is_missing)
             .map(|topic| topic.name.to_string())
@@ -418,12 +434,12 @@ impl PollThread {
     /// An error that came instead of a record. Most pass by themselves.
     fn look_at(&mut self, e: KafkaError) -> Result<(), Broken> {
         match &e {
-            KafkaError::MessageConsumptionFatal(_) => Err(Broken(e.to_string())),
+            KafkaError::MessageConsumptionFatal(code) => Err(self.fatal(*code, &e.to_string())),
             KafkaError::PartitionEOF(_) => Ok(()),
             KafkaError::MessageConsumption(
                 RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownTopic,
             ) => {
-                let context = self.consumer.context();
+                let context = self.client.context();
                 if !context.topics_are_missing() {
                     context.set_topics_are_missing(true);
                 }
@@ -440,98 +456,28 @@ impl PollThread {
         }
     }
 
+    fn fatal(&self, code: RDKafkaErrorCode, reason: &str) -> Broken {
+        let instance_id = self
+            .means
+            .settings
+            .instance_id
+            .as_deref()
+            .unwrap_or_default();
+        match code {
+            RDKafkaErrorCode::FencedInstanceId => Broken(format!(
+                "another coordinator has the instance id {instance_id:?}; give each its own: {reason}"
+            )),
+            _ => Broken(format!("{reason} ({code})")),
+        }
+    }
+
     fn park(&self) {
         let until_wake = self
+            .means
             .shared
             .assignment()
             .next_wake_at()
-            .map(|at| (at - self.shared.now()).to_std().unwrap_or_default());
+            .map(|at| (at - self.means.shared.now()).to_std().unwrap_or_default());
         thread::park_timeout(until_wake.map_or(LONGEST_PARK, |until| until.min(LONGEST_PARK)));
-    }
-
-    /// Throws the consumer away and starts from the committed offsets; nothing held is committed any more.
-    fn rebuild(&mut self, why: &str) {
-        error!(why, "the kafka consumer is built anew");
-        counter!(metrics::REBUILDS).increment(1);
-        self.shared.health.left();
-        self.shared.health.failed(why.to_string());
-        self.shared.assignment().clear();
-        self.rebuilds = if self.built_at.elapsed() > 4 * REBUILD_AFTER_AT_MOST {
-            0
-        } else {
-            self.rebuilds + 1
-        };
-        let wait = REBUILD_AFTER
-            .saturating_mul(1 << self.rebuilds.min(10))
-            .min(REBUILD_AFTER_AT_MOST);
-        let again_at = Instant::now() + wait;
-        self.queues.clear();
-        let mut old = Some(self.consumer.clone());
-        while !self.shared.is_stopping() {
-            self.shared.health.polled();
-            if Instant::now() < again_at {
-                thread::park_timeout(LONGEST_PARK);
-                continue;
-            }
-            match build(&self.settings, &self.inputs, &self.shared) {
-                Ok(consumer) => {
-                    self.consumer = consumer;
-                    self.built_at = Instant::now();
-                    break;
-                }
-                Err(e) => {
-                    error!(error = %e, "build the kafka consumer anew");
-                    thread::park_timeout(LONGEST_PARK);
-                }
-            }
-        }
-        if let Some(old) = old.take() {
-            drop_within(old, LEAVE_WITHIN);
-        }
-    }
-
-    /// Finishes hops under way, commits, and leaves the group.
-    fn leave(mut self) {
-        self.producer.flush(FLUSH_WITHIN);
-        let commits = self.shared.assignment().commits();
-        commit(&self.consumer, &commits, CommitMode::Async);
-        self.queues.clear();
-        drop_within(self.consumer, LEAVE_WITHIN);
-        self.shared.assignment().clear();
-        self.shared.health.stopped();
-    }
-}
-
-fn build(
-    settings: &Settings,
-    inputs: &[Topic],
-    shared: &Arc<Shared>,
-) -> Result<Arc<Consumer>, Error> {
-    let consumer = Consumer::from_config_and_context(
-        &settings.consumer_config()?,
-        Context::new(shared.clone()),
-    )
-    .map_err(|e| Error::Settings(e.to_string()))?;
-    let topics: Vec<&str> = inputs.iter().map(|topic| &*topic.name).collect();
-    consumer
-        .subscribe(&topics)
-        .map_err(|e| Error::Settings(format!("subscribe: {e}")))?;
-    Ok(Arc::new(consumer))
-}
-
-/// Dropping a consumer leaves the group and may hang when no broker answers: on a thread of its own, with a deadline.
-fn drop_within(consumer: Arc<Consumer>, limit: Duration) {
-    consumer.context().close();
-    let (dropped, wait) = mpsc::channel();
-    thread::spawn(move || {
-        drop(consumer);
-        // Nobody may be waiting any more.
-        let _ = dropped.send(());
-    });
-    if wait.recv_timeout(limit).is_err() {
-        warn!(
-            seconds = limit.as_secs(),
-            "the kafka consumer did not close in time and is left behind"
-        );
     }
 }

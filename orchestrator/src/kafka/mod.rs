@@ -19,10 +19,12 @@ mod health;
 mod metrics;
 #[cfg(feature = "planted")]
 mod plant;
+mod poll_thread;
 mod producer;
 mod record;
 mod settings;
 mod shared;
+mod statistics;
 pub mod topics;
 
 pub use assignment::PartitionView;

@@ -147,15 +147,17 @@ pub async fn check(settings: &Settings) -> Result<Vec<Problem>, Error> {
     Ok(problems)
 }
 
-/// Makes the topics of the in-process broker, which has no admin interface: no retention, no append time.
+/// Makes the topics that are not there on the in-process broker, which has no admin interface: no retention, no append
+/// time.
 pub fn create_embedded<C: ClientContext>(
     settings: &Settings,
     cluster: &MockCluster<'_, C>,
 ) -> Result<(), Error> {
     for topic in wanted(settings) {
-        cluster
-            .create_topic(&topic.name, topic.partitions, 1)
-            .map_err(|e| broker(&format!("create topic {}", topic.name), &e))?;
+        match cluster.create_topic(&topic.name, topic.partitions, 1) {
+            Ok(()) | Err(KafkaError::MockCluster(RDKafkaErrorCode::TopicAlreadyExists)) => {}
+            Err(e) => return Err(broker(&format!("create topic {}", topic.name), &e)),
+        }
     }
     Ok(())
 }

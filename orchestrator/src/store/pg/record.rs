@@ -63,6 +63,9 @@ pub async fn write(
     at: Option<Timestamp>,
     counts: &mut Counts,
 ) -> Result<Written, Abort> {
+    if batch.is_empty() {
+        return Ok(Written::new());
+    }
     let mut seen = HashSet::new();
     let mut rows: Vec<Row<'_>> = batch
         .iter()

@@ -13,7 +13,7 @@ use tracing::error;
 use uuid::Uuid;
 
 use super::columns::first_day;
-use super::record::{Written, stored, write};
+use super::record::{stored, write};
 use super::rollup::Counts;
 use crate::store::db::{Abort, Db};
 use crate::store::schema::day;
@@ -47,75 +47,50 @@ async fn decided(
     decide: &Decide,
     now: Timestamp,
 ) -> Result<Vec<Revised>, Abort> {
+    let order: Vec<SagaId> = sagas.iter().map(|saga| saga.id).collect();
+    let mut left = HashMap::new();
     let mut moves = Vec::new();
     let mut stale = Vec::new();
-    let mut kept = Vec::new();
+    let mut counts = Counts::default();
     for saga in sagas {
         match decide(&saga, now) {
             Decision::Move(state, effects) => {
-                kept.push(Kept::Moved(saga.id));
                 moves.push(Move {
                     saga,
                     state,
                     effects,
                 });
+                continue;
             }
-            Decision::Leave => kept.push(Kept::As(saga)),
+            Decision::Leave => {}
             Decision::Stale(reply) => {
+                counts.add(&saga.name, &saga.order_type, "stale_reply", 1);
                 stale.push((saga.id, reply));
-                kept.push(Kept::As(saga));
             }
         }
+        left.insert(saga.id, saga);
     }
-    let mut counts = Counts::default();
-    let mut written = if moves.is_empty() {
-        Written::new()
-    } else {
-        write(tx, &moves, Some(now), &mut counts).await?
-    };
+    let mut written = write(tx, &moves, Some(now), &mut counts).await?;
     log_stale(tx, &stale).await?;
-    for (id, _) in &stale {
-        if let Some(saga) = kept.iter().find_map(|kept| kept.saga(*id)) {
-            counts.add(&saga.name, &saga.order_type, "stale_reply", 1);
-        }
-    }
     counts.write(tx).await?;
 
-    let mut moved: HashMap<SagaId, Move> =
+    let mut moves: HashMap<SagaId, Move> =
         moves.into_iter().map(|one| (one.saga.id, one)).collect();
-    let mut revised = Vec::with_capacity(kept.len());
-    for kept in kept {
-        revised.push(match kept {
-            Kept::As(saga) => Revised { saga, moved: false },
-            Kept::Moved(id) => match (moved.remove(&id), written.remove(&id)) {
-                (Some(one), Some(history)) => Revised {
-                    saga: stored(one, history),
-                    moved: true,
-                },
-                _ => {
-                    return Err(Error::Defect(format!(
-                        "saga {id} was moved by somebody else while it was locked"
-                    ))
-                    .into());
-                }
-            },
-        });
-    }
-    Ok(revised)
-}
-
-enum Kept {
-    As(Saga),
-    Moved(SagaId),
-}
-
-impl Kept {
-    fn saga(&self, id: SagaId) -> Option<&Saga> {
-        match self {
-            Kept::As(saga) if saga.id == id => Some(saga),
-            Kept::As(_) | Kept::Moved(_) => None,
+    let revised = |id: SagaId| {
+        if let Some(saga) = left.remove(&id) {
+            return Ok(Revised { saga, moved: false });
         }
-    }
+        match (moves.remove(&id), written.remove(&id)) {
+            (Some(one), Some(history)) => Ok(Revised {
+                saga: stored(one, history),
+                moved: true,
+            }),
+            _ => Err(
+                Error::Defect(format!("saga {id} was moved by somebody else while locked")).into(),
+            ),
+        }
+    };
+    order.into_iter().map(revised).collect()
 }
 
 /// A locked row; its state is still text.
@@ -172,7 +147,8 @@ async fn lock(tx: &mut PgConnection, which: &Which) -> Result<Vec<Row>, sqlx::Er
     }
 }
 
-/// The time, and the producer's event of each row, out of the first entry of its history.
+/// The time, and the producer's event of each row, out of the first entry of its history. Its number comes in an array:
+/// a constant would make the planner read all first entries.
 async fn clock_and_events(
     tx: &mut PgConnection,
     rows: &[Row],
@@ -181,12 +157,13 @@ async fn clock_and_events(
     let days: Vec<NaiveDate> = rows.iter().map(|row| day(SagaId(row.saga_id))).collect();
     let found = sqlx::query!(
         r#"select clock_timestamp() as "now!", t.saga_id as "saga_id!", h.entry as "entry?"
-           from unnest($2::date[], $3::uuid[]) as t (day, saga_id)
+           from unnest($2::date[], $3::uuid[], $4::integer[]) as t (day, saga_id, seq)
            left join lapse.history as h
-             on h.day >= $1 and h.day = t.day and h.saga_id = t.saga_id and h.seq = 1"#,
+             on h.day >= $1 and h.day = t.day and h.saga_id = t.saga_id and h.seq = t.seq"#,
         first_day(&days),
         &days,
-        &ids
+        &ids,
+        &vec![1; ids.len()]
     )
     .fetch_all(tx)
     .await?;
