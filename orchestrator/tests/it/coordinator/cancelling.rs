@@ -97,8 +97,9 @@ async fn an_order_paid_in_time_is_left_alone(live: Live) {
 async fn an_order_paid_at_the_very_deadline_is_paid_or_cancelled_never_both(live: Live) {
     const ORDERS: usize = 300;
     const BUYERS: usize = 4;
-    /// Payments are spread over so long, around one common deadline.
-    const SPREAD: TimeDelta = TimeDelta::milliseconds(400);
+    /// Payments begin so long before the common deadline, and end when a cancellation would be too late.
+    const BEFORE: TimeDelta = TimeDelta::milliseconds(300);
+    const SPREAD: TimeDelta = TimeDelta::milliseconds(1_300);
     let service = live.start().await;
     let due = Utc::now() + TimeDelta::seconds(4);
     let ids: Vec<String> = (0..ORDERS).map(|n| format!("race-{n}")).collect();
@@ -112,7 +113,7 @@ async fn an_order_paid_at_the_very_deadline_is_paid_or_cancelled_never_both(live
         buyers.spawn(async move {
             let mut paid = Vec::new();
             for at in (buyer..ORDERS).step_by(BUYERS) {
-                moment(due + SPREAD * at as i32 / ORDERS as i32 - SPREAD / 2).await;
+                moment(due - BEFORE + SPREAD * at as i32 / ORDERS as i32).await;
                 match shop
                     .pay(&order_ref(&ids[at]))
                     .await

@@ -86,7 +86,10 @@ async fn a_step_that_always_fails_is_tried_four_times_undone_and_alerted_until_a
         second.next_send_at > Some(now(&mut db).await),
         "and again later"
     );
-    assert_eq!(messages(&live, &first).await, 2);
+    until("both messages are out", SOON, || async {
+        (messages(&live, &first).await == 2).then_some(())
+    })
+    .await;
 
     assert!(
         live.ops
