@@ -2,14 +2,27 @@
 //!
 //! Never: decides what a record means; intake does.
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
 use async_trait::async_trait;
-use lapse_sagas::Timestamp;
+use lapse_sagas::{Span, Timestamp};
+use tokio::sync::Notify;
+
+/// When a record falls due, from its value; given by intake, which knows the definitions. Arguments: value, delay of
+/// the bucket topic it came on (none: the schedule topic), time it was appended, now.
+pub type DueTime = Arc<
+    dyn Fn(&[u8], Option<Span>, Timestamp, Timestamp) -> Result<Timestamp, BadRecord> + Send + Sync,
+>;
+
+/// The time that decides: monotonic, anchored to the database's clock.
+pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 /// Where a record came from and under which assignment; handed back when it is done with.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Origin {
     /// Topic, with prefix.
-    pub topic: std::sync::Arc<str>,
+    pub topic: Arc<str>,
     /// Partition.
     pub partition: i32,
     /// Offset.
@@ -26,7 +39,7 @@ pub struct Ripe {
     /// Raw key.
     pub key: Option<Vec<u8>>,
     /// Raw value, shared.
-    pub value: std::sync::Arc<[u8]>,
+    pub value: Arc<[u8]>,
     /// Header names and values, as text.
     pub headers: Vec<(String, String)>,
     /// When it fell due, or why it can't be read.
@@ -72,6 +85,199 @@ pub trait Bus: Send + Sync + 'static {
     /// watermark. The sweep runs at once when so.
     fn take_suspicion(&self) -> bool;
 
-    /// Whether records are being received: assigned and polled lately.
-    fn is_ready(&self) -> bool;
+    /// Commits what is done and leaves the group; nothing comes out afterwards.
+    async fn close(&self);
+
+    /// Why no records are being received, in words; none while partitions are assigned and were polled lately.
+    fn trouble(&self) -> Option<String>;
+
+    /// Whether records are being received.
+    fn is_ready(&self) -> bool {
+        self.trouble().is_none()
+    }
+}
+
+/// Kafka in memory, on somebody's clock, for simulations. One partition per topic; nothing is ever lost.
+pub struct MemoryBus {
+    clock: Clock,
+    state: Mutex<Memory>,
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct Memory {
+    epoch: u64,
+    next_offset: i64,
+    records: BTreeMap<(Arc<str>, i64), Kept>,
+    published: Vec<Publish>,
+    refuses_to_publish: bool,
+    suspicion: bool,
+}
+
+struct Kept {
+    key: Option<Vec<u8>>,
+    value: Arc<[u8]>,
+    due: Result<Timestamp, BadRecord>,
+    handed_out: bool,
+}
+
+impl MemoryBus {
+    /// An empty bus.
+    pub fn new(clock: Clock) -> Self {
+        MemoryBus {
+            clock,
+            state: Mutex::default(),
+            changed: Notify::new(),
+        }
+    }
+
+    /// Appends a record that falls due then, or can't be read.
+    pub fn append(&self, topic: &str, key: &str, value: &[u8], due: Result<Timestamp, BadRecord>) {
+        let mut state = self.state();
+        let kept = Kept {
+            key: Some(key.as_bytes().to_vec()),
+            value: value.into(),
+            due,
+            handed_out: false,
+        };
+        let offset = state.next_offset;
+        state.next_offset += 1;
+        state.records.insert((topic.into(), offset), kept);
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    /// Says that the clock has moved.
+    pub fn tick(&self) {
+        self.changed.notify_waiters();
+    }
+
+    /// As after a crash: what is not done is handed out again, and acknowledgements from before are ignored.
+    pub fn restart(&self) {
+        let mut state = self.state();
+        state.epoch += 1;
+        state
+            .records
+            .values_mut()
+            .for_each(|kept| kept.handed_out = false);
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    /// From now on publishing fails, or works again.
+    pub fn set_refuses_to_publish(&self, refuses: bool) {
+        self.state().refuses_to_publish = refuses;
+    }
+
+    /// As after an offset gap.
+    pub fn suspect(&self) {
+        self.state().suspicion = true;
+    }
+
+    /// Everything published so far.
+    pub fn published(&self) -> Vec<Publish> {
+        self.state().published.clone()
+    }
+
+    /// Records that are not done.
+    pub fn open(&self) -> usize {
+        self.state().records.len()
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, Memory> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take_ripe(&self, max: usize) -> Vec<Ripe> {
+        let now = (self.clock)();
+        let mut state = self.state();
+        let epoch = state.epoch;
+        let is_ripe =
+            |kept: &Kept| !kept.handed_out && kept.due.as_ref().map_or(true, |due| *due <= now);
+        let mut ripe: Vec<_> = state
+            .records
+            .iter_mut()
+            .filter(|(_, kept)| is_ripe(kept))
+            .collect();
+        ripe.sort_by_key(|(_, kept)| kept.due.clone().ok());
+        ripe.truncate(max);
+        let hand_out = |((topic, offset), kept): (&(Arc<str>, i64), &mut Kept)| {
+            kept.handed_out = true;
+            let origin = Origin {
+                topic: topic.clone(),
+                partition: 0,
+                offset: *offset,
+                epoch,
+            };
+            Ripe {
+                origin,
+                key: kept.key.clone(),
+                value: kept.value.clone(),
+                headers: Vec::new(),
+                due: kept.due.clone(),
+            }
+        };
+        ripe.into_iter().map(hand_out).collect()
+    }
+}
+
+#[async_trait]
+impl Bus for MemoryBus {
+    async fn ripe(&self, max: usize) -> Vec<Ripe> {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let ripe = self.take_ripe(max);
+            if !ripe.is_empty() {
+                return ripe;
+            }
+            changed.await;
+        }
+    }
+
+    fn done(&self, origins: &[Origin]) {
+        let mut state = self.state();
+        for origin in origins
+            .iter()
+            .filter(|origin| origin.epoch == state.epoch)
+            .cloned()
+            .collect::<Vec<_>>()
+        {
+            state.records.remove(&(origin.topic, origin.offset));
+        }
+    }
+
+    fn put_back(&self, records: Vec<Ripe>) {
+        let mut state = self.state();
+        let epoch = state.epoch;
+        for Ripe { origin, .. } in records
+            .into_iter()
+            .filter(|ripe| ripe.origin.epoch == epoch)
+        {
+            if let Some(kept) = state.records.get_mut(&(origin.topic, origin.offset)) {
+                kept.handed_out = false;
+            }
+        }
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    async fn publish(&self, messages: Vec<Publish>) -> Vec<bool> {
+        let mut state = self.state();
+        let delivered = vec![!state.refuses_to_publish; messages.len()];
+        if !state.refuses_to_publish {
+            state.published.extend(messages);
+        }
+        delivered
+    }
+
+    fn take_suspicion(&self) -> bool {
+        std::mem::take(&mut self.state().suspicion)
+    }
+
+    async fn close(&self) {}
+
+    fn trouble(&self) -> Option<String> {
+        None
+    }
 }

@@ -1,3 +1,7 @@
-//! The binary.
+//! The binary `lapse`: parses the command line, runs one command, turns its end into an exit code.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    lapse::cli::main()
+}

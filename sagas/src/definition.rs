@@ -1,15 +1,24 @@
 //! Saga definitions: what starts a saga, what it does step by step, and what happens when a step cannot be done.
 //!
-//! Relies on the file's text only. Never: reads a file, or talks to a participant.
+//! [`Definition::parse`] reads and checks a text and tells every mistake in one run; the checks are in `validation`,
+//! the positions of mistakes in `place`. Relies on the file's text only. Never: reads a file, or talks to a participant.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::duration::Span;
 use crate::expression::Expression;
 use crate::ids::{DefinitionHash, StepId};
+
+mod place;
+mod problem;
+mod reading;
+mod validation;
+
+pub use problem::Problem;
 
 /// One definition file, checked.
 #[derive(Clone, PartialEq, Debug)]
@@ -20,6 +29,8 @@ pub struct Definition {
     pub text: Arc<str>,
     /// What it says.
     pub body: Body,
+    /// What is allowed and yet looks like a mistake, for the person who loads it.
+    pub warnings: Vec<Problem>,
 }
 
 /// What a definition file says.
@@ -157,7 +168,10 @@ pub enum OnExhausted {
 impl Default for Retries {
     /// 1 s, 4 s, 16 s.
     fn default() -> Self {
-        Retries { max: three(), delays: default_delays() }
+        Retries {
+            max: three(),
+            delays: default_delays(),
+        }
     }
 }
 
@@ -181,6 +195,32 @@ fn one_hour() -> Span {
 }
 
 impl Definition {
+    /// Reads and checks a definition. `file` is what the problems call it.
+    ///
+    /// # Errors
+    /// Everything that is wrong, in the order of the file; one problem only if the text is not readable YAML of this
+    /// shape.
+    pub fn parse(file: &str, text: &str) -> Result<Definition, Vec<Problem>> {
+        let body = reading::read(file, text).map_err(|problem| vec![problem])?;
+        let findings = validation::check(&body);
+        let (errors, warnings) = place::locate(file, text, findings);
+        if errors.is_empty() {
+            Ok(Definition::new(text, body, warnings))
+        } else {
+            Err(errors)
+        }
+    }
+
+    fn new(text: &str, body: Body, warnings: Vec<Problem>) -> Definition {
+        let hash = DefinitionHash::from(hex::encode(Sha256::digest(text)).as_str());
+        Definition {
+            hash,
+            text: text.into(),
+            body,
+            warnings,
+        }
+    }
+
     /// The name.
     pub fn name(&self) -> &str {
         &self.body.name
@@ -199,23 +239,48 @@ impl Definition {
 
     /// A step by its id.
     pub fn step(&self, step: &StepId) -> Option<&Step> {
-        self.body.steps.iter().find(|candidate| candidate.id == *step)
+        self.body
+            .steps
+            .iter()
+            .find(|candidate| candidate.id == *step)
     }
 
     /// What happens when this step's retries are used up.
     pub fn on_exhausted(&self, step: &Step) -> OnExhausted {
-        let default = if self.is_after_pivot(&step.id) { OnExhausted::Park } else { OnExhausted::Compensate };
+        let default = if self.is_after_pivot(&step.id) {
+            OnExhausted::Park
+        } else {
+            OnExhausted::Compensate
+        };
         step.on_exhausted.unwrap_or(default)
     }
 
-    /// Whether the point of no return lies before this step.
+    /// Whether the point of no return lies before this step: a pivot does, or it is retriable itself.
     pub fn is_after_pivot(&self, step: &StepId) -> bool {
-        let before = self.position(step).unwrap_or(0);
-        self.body.steps[..before].iter().any(|step| step.kind == Kind::Pivot)
+        let at = self.position(step).unwrap_or(0);
+        self.body.is_after_pivot(at)
     }
 
     fn position(&self, step: &StepId) -> Option<usize> {
-        self.body.steps.iter().position(|candidate| candidate.id == *step)
+        self.body
+            .steps
+            .iter()
+            .position(|candidate| candidate.id == *step)
+    }
+}
+
+impl Body {
+    fn is_after_pivot(&self, at: usize) -> bool {
+        let retriable = self
+            .steps
+            .get(at)
+            .is_some_and(|step| step.kind == Kind::Retriable);
+        retriable
+            || self
+                .steps
+                .iter()
+                .take(at)
+                .any(|step| step.kind == Kind::Pivot)
     }
 }
 
@@ -232,7 +297,10 @@ impl Step {
 impl Trigger {
     /// The delay of an order type, if it starts this saga.
     pub fn delay(&self, order_type: &str) -> Option<Span> {
-        self.order_types.get(order_type).or(self.other_order_types.as_ref()).map(|delay| delay.delay)
+        self.order_types
+            .get(order_type)
+            .or(self.other_order_types.as_ref())
+            .map(|delay| delay.delay)
     }
 
     /// Whether an event of this type starts this saga; an event without a type does.

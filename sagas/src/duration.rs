@@ -45,7 +45,11 @@ impl FromStr for Span {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is not a length of time; write a whole number and a unit, such as 250ms, 5s, 15m, 2h or 7d");
+        let wrong = || {
+            format!(
+                "{text:?} is not a length of time; write a whole number and a unit, such as 250ms, 5s, 15m, 2h or 7d"
+            )
+        };
         let unit_at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
         let (number, unit) = text.split_at(unit_at);
         let number: u64 = number.parse().map_err(|_| wrong())?;
@@ -68,10 +72,15 @@ impl FromStr for Span {
 impl fmt::Display for Span {
     /// The largest unit that divides the span.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (unit_ms, unit) = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")]
-            .into_iter()
-            .find(|(unit_ms, _)| self.0 != 0 && self.0 % unit_ms == 0)
-            .unwrap_or((1, "ms"));
+        let (unit_ms, unit) = [
+            (86_400_000, "d"),
+            (3_600_000, "h"),
+            (60_000, "m"),
+            (1_000, "s"),
+        ]
+        .into_iter()
+        .find(|(unit_ms, _)| self.0 != 0 && self.0.is_multiple_of(*unit_ms))
+        .unwrap_or((1, "ms"));
         write!(f, "{}{unit}", self.0 / unit_ms)
     }
 }
@@ -90,7 +99,9 @@ impl Serialize for Span {
 
 impl<'de> Deserialize<'de> for Span {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(serde::de::Error::custom)
     }
 }
 
@@ -108,7 +119,17 @@ mod tests {
 
     #[test]
     fn what_is_not_a_span_is_refused_with_words() {
-        for text in ["", "5", "s", "-5s", "1.5s", "5 parsecs", "5S", "99999999999999999999d", "367d"] {
+        for text in [
+            "",
+            "5",
+            "s",
+            "-5s",
+            "1.5s",
+            "5 parsecs",
+            "5S",
+            "99999999999999999999d",
+            "367d",
+        ] {
             assert!(text.parse::<Span>().is_err(), "{text:?} was accepted");
         }
     }

@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::Timestamp;
 use crate::ids::StepId;
 use crate::outcome::Outcome;
 use crate::state::{Direction, Status};
-use crate::Timestamp;
 
 /// Why a saga was started. Ordered: a later start may raise the cause, never lower it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -59,7 +59,8 @@ pub enum Event {
         /// Why, for people.
         error: String,
     },
-    /// A participant answered, or the call ended without a usable answer ([`Outcome::Unknown`]).
+    /// A participant answered, or the call ended without a usable answer ([`Outcome::Unknown`]). Whoever reads the
+    /// reply has compared its command id with [`crate::State::command_id`]: another id is another run's, and stale.
     Replied {
         /// Which step.
         step: StepId,
@@ -70,7 +71,7 @@ pub enum Event {
         /// The answer.
         outcome: Outcome,
     },
-    /// A buyer or an operator wants it now.
+    /// The saga was asked for again. A buyer or an operator wants it now; a timeout or a sweep changes nothing.
     CauseRaised {
         /// The new cause.
         cause: Cause,
@@ -109,7 +110,7 @@ pub enum Effect {
 /// One line of a saga's history.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Entry {
-    /// What happened: `started`, `replied`, `timed_out`, `taken_over`, `deferred`, `cause_raised`, `retried`, `resolved`.
+    /// What happened: `started`, `replied`, `postponed`, `timed_out`, `taken_over`, `deferred`, `cause_raised`, `retried`, `resolved`.
     pub kind: String,
     /// The step, if it was about one.
     #[serde(default, skip_serializing_if = "Option::is_none")]

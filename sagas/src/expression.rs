@@ -64,7 +64,9 @@ impl Expression {
     /// The step this expression reads, if it reads one.
     pub fn step_read(&self) -> Option<&str> {
         match self {
-            Expression::Path(path) if path.root == Root::Steps => path.rest.first().map(String::as_str),
+            Expression::Path(path) if path.root == Root::Steps => {
+                path.rest.first().map(String::as_str)
+            }
             _ => None,
         }
     }
@@ -80,7 +82,8 @@ impl TryFrom<Value> for Expression {
         let Some(path) = text.strip_prefix('=') else {
             return Ok(Expression::Literal(value));
         };
-        let wrong = || format!("{text:?} is not a path; write =event.…, =saga.… or =steps.<id>.output.…");
+        let wrong =
+            || format!("{text:?} is not a path; write =event.…, =saga.… or =steps.<id>.output.…");
         let mut parts = path.split('.');
         let root = match parts.next() {
             Some("event") => Root::Event,
@@ -89,7 +92,9 @@ impl TryFrom<Value> for Expression {
             _ => return Err(wrong()),
         };
         let rest: Vec<String> = parts.map(str::to_owned).collect();
-        let named = |part: &String| !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        let named = |part: &String| {
+            !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+        };
         if rest.is_empty() || !rest.iter().all(named) {
             return Err(wrong());
         }
@@ -139,12 +144,23 @@ mod tests {
         assert_eq!(at("=saga.cause"), json!("timeout"));
         assert_eq!(at("=steps.cancel_order.output.cancelled"), json!(1));
         assert_eq!(at("=event.nothing.here"), Value::Null);
-        assert_eq!(at("event.order_id"), json!("event.order_id"), "without = it is a literal");
+        assert_eq!(
+            at("event.order_id"),
+            json!("event.order_id"),
+            "without = it is a literal"
+        );
     }
 
     #[test]
     fn what_is_not_a_path_is_refused() {
-        for text in ["=", "=event", "=order.id", "=event..x", "=event.a b", "=event.a+1"] {
+        for text in [
+            "=",
+            "=event",
+            "=order.id",
+            "=event..x",
+            "=event.a b",
+            "=event.a+1",
+        ] {
             assert!(parse(json!(text)).is_err(), "{text:?} was accepted");
         }
     }

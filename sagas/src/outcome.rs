@@ -69,15 +69,23 @@ impl Outcome {
 
     /// Whether this settles an open step whichever attempt it answers.
     pub fn is_final(&self) -> bool {
-        matches!(self, Outcome::Done { .. } | Outcome::NotApplicable { .. } | Outcome::Rejected { .. })
+        matches!(
+            self,
+            Outcome::Done { .. } | Outcome::NotApplicable { .. } | Outcome::Rejected { .. }
+        )
     }
 
     /// The words for people, if the answer has any.
     pub fn error(&self) -> Option<&str> {
         match self {
             Outcome::NotApplicable { reason } | Outcome::Rejected { reason } => Some(reason),
-            Outcome::Failed { error } | Outcome::Unknown { error } | Outcome::Mismatch { error } => Some(error),
-            Outcome::Done { .. } | Outcome::NotDue { .. } | Outcome::Superseded | Outcome::Expired => None,
+            Outcome::Failed { error }
+            | Outcome::Unknown { error }
+            | Outcome::Mismatch { error } => Some(error),
+            Outcome::Done { .. }
+            | Outcome::NotDue { .. }
+            | Outcome::Superseded
+            | Outcome::Expired => None,
         }
     }
 }
@@ -93,7 +101,11 @@ pub fn error_class(text: &str) -> String {
         .take(40)
         .collect::<String>()
         .to_ascii_lowercase();
-    if word.is_empty() { "other".to_owned() } else { word }
+    if word.is_empty() {
+        "other".to_owned()
+    } else {
+        word
+    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //!   └── rejected, or retries used up ──► compensating ──► compensated   (alert)
 //!                                              └── its own retries used up ──► parked (alert)
 //! ```
-//! Relies on [`crate::transition`] for every change. Never: changes itself.
+//! Relies on [`crate::transition()`] for every change. Never: changes itself.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,10 +16,10 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::Timestamp;
 use crate::definition::Definition;
 use crate::event::Cause;
 use crate::ids::{CommandId, SagaId, StepId};
-use crate::Timestamp;
 
 /// One saga, as far as the state machine knows it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -115,12 +115,20 @@ pub struct Record {
     pub undo_run: Option<u32>,
     /// How it stands.
     pub progress: Progress,
-    /// Some attempt ended in `unknown` and none has been answered finally: it must be compensated like a done one.
+    /// Some attempt of the action ended in `unknown` and none has been answered finally: it must be compensated like a
+    /// done one.
     #[serde(default, skip_serializing_if = "is_false")]
     pub maybe_applied: bool,
     /// What the action returned.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub output: Value,
+}
+
+impl Record {
+    /// Whether the action was applied, for certain or perhaps, and not undone.
+    pub fn is_applied(&self) -> bool {
+        self.progress == Progress::Done || (self.maybe_applied && self.progress != Progress::Undone)
+    }
 }
 
 fn is_false(value: &bool) -> bool {
@@ -263,7 +271,7 @@ impl State {
 
     /// Whether any step has been applied, for certain or perhaps, and not undone.
     pub fn any_step_done(&self) -> bool {
-        self.steps.values().any(|record| record.progress == Progress::Done)
+        self.steps.values().any(Record::is_applied)
     }
 
     pub(crate) fn activate(&mut self, step: &StepId, direction: Direction, now: Timestamp) {

@@ -1,7 +1,8 @@
 //! The only way from one state of a saga to the next.
 //!
 //! Relies on its arguments alone: the same arguments give the same answer, retry jitter included. Every pair of state
-//! and event is either named here or refused. Never: decides what time it is.
+//! and event is either named here or refused. What follows from a step that cannot be done is in `recovery`, how long to
+//! wait in `delay`. Never: decides what time it is.
 //!
 //! ```text
 //!  Taken ──Sending──► Sent ──Replied──► (settled: next step | skipped | compensating | …)
@@ -12,15 +13,16 @@
 
 use chrono::TimeDelta;
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
 use crate::Timestamp;
-use crate::definition::{Definition, OnExhausted, Step};
-use crate::duration::Span;
+use crate::definition::{Definition, Step};
 use crate::event::{AlertRaised, Cause, Counter, Effect, Entry, Event, Refused};
 use crate::ids::StepId;
 use crate::outcome::{Outcome, error_class};
-use crate::state::{Active, Direction, Failure, Phase, Progress, State, Status};
+use crate::state::{Active, Direction, Phase, Progress, State, Status};
+
+mod delay;
+mod recovery;
 
 /// How long a coordinator may hold a taken saga before another one takes it over.
 pub const TAKEN_FOR: TimeDelta = TimeDelta::seconds(10);
@@ -28,9 +30,6 @@ pub const TAKEN_FOR: TimeDelta = TimeDelta::seconds(10);
 pub const MAX_TAKEOVERS: u32 = 10;
 /// Added to a step's time-out before a missing reply counts as unknown.
 pub const REPLY_GRACE: TimeDelta = TimeDelta::seconds(1);
-/// First delay after `not_due`; doubles up to [`POSTPONE_MAX`].
-const POSTPONE_FIRST: TimeDelta = TimeDelta::milliseconds(250);
-const POSTPONE_MAX: TimeDelta = TimeDelta::seconds(5);
 
 /// What an event makes of a state.
 ///
@@ -42,12 +41,22 @@ pub fn transition(
     event: Event,
     now: Timestamp,
 ) -> Result<(State, Vec<Effect>), Refused> {
-    let mut change = Change { definition, state, now, effects: Vec::new() };
+    let mut change = Change {
+        definition,
+        state,
+        now,
+        effects: Vec::new(),
+    };
     match event {
         Event::Due => change.due(),
         Event::Sending { step } => change.sending(&step),
         Event::Deferred { step, until, error } => change.deferred(&step, until, error),
-        Event::Replied { step, direction, attempt, outcome } => change.replied(&step, direction, attempt, outcome),
+        Event::Replied {
+            step,
+            direction,
+            attempt,
+            outcome,
+        } => change.replied(&step, direction, attempt, outcome),
         Event::CauseRaised { cause } => change.cause_raised(cause),
         Event::Retry { actor, reason } => change.retry(actor, reason),
         Event::Resolve { actor, reason } => change.resolve(actor, reason),
@@ -119,7 +128,12 @@ impl Change<'_> {
         } else {
             self.take(step);
         }
-        self.note("taken_over", step, &active, json!({ "takeovers": takeovers }));
+        self.note(
+            "taken_over",
+            step,
+            &active,
+            json!({ "takeovers": takeovers }),
+        );
     }
 
     fn sending(&mut self, step: &StepId) -> Changed {
@@ -143,10 +157,11 @@ impl Change<'_> {
             return Err(self.illegal("deferring what is not in hand"));
         }
         let since = active.deferred_since.unwrap_or(self.now);
-        if self.now - since >= self.definition.body.patience.delta() {
+        let patience_ends = since + self.definition.body.patience.delta();
+        if self.now >= patience_ends {
             self.exhausted(step, active.direction, &error);
         } else {
-            let wake_at = until.max(self.now);
+            let wake_at = until.clamp(self.now, patience_ends);
             self.with_active(step, |active| {
                 active.phase = Phase::Deferred;
                 active.wake_at = wake_at;
@@ -154,12 +169,27 @@ impl Change<'_> {
                 active.error = Some(error.clone());
             });
         }
-        self.note("deferred", step, &active, json!({ "error": error, "wake_at": self.wake_at(step) }));
+        // Waiting on is not worth a line every two seconds; that it began and how it ended is.
+        let goes_on = self.now < patience_ends;
+        if active.deferred_since.is_none() || !goes_on {
+            let detail = json!({ "error": error, "wake_at": self.wake_at(step) });
+            self.note("deferred", step, &active, detail);
+        }
         Ok(())
     }
 
-    fn replied(&mut self, step: &StepId, direction: Direction, attempt: u32, outcome: Outcome) -> Changed {
-        let stale = |why| Refused::Stale { step: step.clone(), attempt, why };
+    fn replied(
+        &mut self,
+        step: &StepId,
+        direction: Direction,
+        attempt: u32,
+        outcome: Outcome,
+    ) -> Changed {
+        let stale = |why| Refused::Stale {
+            step: step.clone(),
+            attempt,
+            why,
+        };
         let Some(active) = self.state.active.get(step).cloned() else {
             return Err(stale("the step is settled"));
         };
@@ -171,8 +201,12 @@ impl Change<'_> {
         }
         let answered = Active { attempt, ..active };
         match outcome {
-            Outcome::NotDue { until } if direction == Direction::Do => self.postponed(step, answered, until),
-            Outcome::Failed { .. } | Outcome::Unknown { .. } => self.unanswered(step, answered, "replied", outcome),
+            Outcome::NotDue { until } if direction == Direction::Do => {
+                self.postponed(step, answered, until)
+            }
+            Outcome::Failed { .. } | Outcome::Unknown { .. } => {
+                self.unanswered(step, answered, "replied", outcome)
+            }
             outcome => self.settled(step, answered, outcome),
         }
         Ok(())
@@ -190,7 +224,13 @@ impl Change<'_> {
                 self.compensate_next();
             }
             (direction, outcome) => {
-                let words = outcome.error().unwrap_or("the answer makes no sense here").to_owned();
+                if matches!(outcome, Outcome::Mismatch { .. } | Outcome::Expired) {
+                    self.mark_maybe_applied(step, direction);
+                }
+                let words = outcome
+                    .error()
+                    .unwrap_or("the answer makes no sense here")
+                    .to_owned();
                 self.park(step, direction, &format!("{}: {words}", outcome.name()));
                 if matches!(outcome, Outcome::Rejected { .. }) {
                     self.mark_answered();
@@ -223,6 +263,14 @@ impl Change<'_> {
         self.mark_answered();
     }
 
+    fn mark_maybe_applied(&mut self, step: &StepId, direction: Direction) {
+        if direction == Direction::Do
+            && let Some(record) = self.state.steps.get_mut(step)
+        {
+            record.maybe_applied = true;
+        }
+    }
+
     fn mark_answered(&mut self) {
         if let Some(failure) = &mut self.state.failure {
             failure.answered = true;
@@ -238,11 +286,13 @@ impl Change<'_> {
     }
 
     fn postponed(&mut self, step: &StepId, answered: Active, until: Timestamp) {
-        let backoff = (POSTPONE_FIRST * (1 << answered.postponements.min(5))).min(POSTPONE_MAX);
         let (phase, wake_at) = if answered.hurried {
             (Phase::Taken, self.now + TAKEN_FOR)
         } else {
-            (Phase::Postponed, until.max(self.now + backoff))
+            (
+                Phase::Postponed,
+                delay::postponed_until(until, answered.postponements, self.now),
+            )
         };
         self.with_active(step, |active| {
             active.phase = phase;
@@ -254,22 +304,26 @@ impl Change<'_> {
             active.first_sent_at = None;
         });
         self.effects.push(Effect::Count(Counter::Postponed));
-        self.note("replied", step, &answered, json!({ "outcome": "not_due", "until": until, "wake_at": wake_at }));
+        self.note(
+            "postponed",
+            step,
+            &answered,
+            json!({ "outcome": "not_due", "until": until, "wake_at": wake_at }),
+        );
     }
 
     /// `failed` or `unknown`: again after a delay, or exhausted.
     fn unanswered(&mut self, step: &StepId, answered: Active, kind: &str, outcome: Outcome) {
         let error = outcome.error().unwrap_or_default().to_owned();
-        if matches!(outcome, Outcome::Unknown { .. })
-            && let Some(record) = self.state.steps.get_mut(step)
-        {
-            record.maybe_applied = true;
+        if matches!(outcome, Outcome::Unknown { .. }) {
+            self.mark_maybe_applied(step, answered.direction);
         }
         let retries = &self.step(step).retries;
         if answered.attempt > retries.max {
             self.exhausted(step, answered.direction, &error);
         } else {
-            let wake_at = self.now + retry_delay(&self.state, step, answered.attempt, &retries.delays);
+            let wake_at =
+                self.now + delay::retry_delay(&self.state, step, answered.attempt, &retries.delays);
             self.with_active(step, |active| {
                 active.phase = Phase::Retrying;
                 active.attempt = answered.attempt + 1;
@@ -287,66 +341,6 @@ impl Change<'_> {
         self.note(kind, step, &answered, detail);
     }
 
-    fn exhausted(&mut self, step: &StepId, direction: Direction, error: &str) {
-        if direction == Direction::Undo {
-            return self.park(step, direction, error);
-        }
-        match self.definition.on_exhausted(self.step(step)) {
-            OnExhausted::Park => self.park(step, direction, error),
-            OnExhausted::Continue => {
-                self.settle_exhausted(step);
-                self.alert("continued", step, error);
-                self.go_on(step);
-            }
-            OnExhausted::Compensate => {
-                self.settle_exhausted(step);
-                self.give_up(step, direction, error);
-            }
-        }
-    }
-
-    /// Closes the step and keeps in mind that it may have been applied.
-    fn settle_exhausted(&mut self, step: &StepId) {
-        self.state.active.remove(step);
-        if let Some(record) = self.state.steps.get_mut(step) {
-            record.progress = Progress::Exhausted;
-        }
-    }
-
-    /// Undo everything, unless the point of no return lies behind.
-    fn give_up(&mut self, step: &StepId, direction: Direction, error: &str) {
-        if self.definition.is_after_pivot(step) {
-            return self.park(step, direction, error);
-        }
-        self.state.failure = Some(failure(step, direction, error));
-        self.state.status = Status::Compensating;
-        self.compensate_next();
-    }
-
-    /// The last step that was or may have been applied and can be undone; without one, compensated.
-    fn compensate_next(&mut self) {
-        let applied = |step: &Step| {
-            self.state.steps.get(&step.id).is_some_and(|record| {
-                record.progress == Progress::Done || (record.progress == Progress::Exhausted && record.maybe_applied)
-            })
-        };
-        let next = self.definition.body.steps.iter().rev().find(|step| step.compensation.is_some() && applied(step));
-        if let Some(step) = next {
-            return self.state.activate(&step.id, Direction::Undo, self.now);
-        }
-        if let Some(failure) = self.state.failure.clone() {
-            self.alert("compensated", &failure.step, &failure.message);
-        }
-        self.end(Status::Compensated);
-    }
-
-    fn park(&mut self, step: &StepId, direction: Direction, error: &str) {
-        self.state.failure = Some(failure(step, direction, error));
-        self.state.active.clear();
-        self.alert("parked", step, error);
-        self.end(Status::Parked);
-    }
-
     fn end(&mut self, status: Status) {
         let counter = match status {
             Status::Completed => Some(Counter::Completed),
@@ -361,8 +355,13 @@ impl Change<'_> {
     }
 
     fn cause_raised(&mut self, cause: Cause) -> Changed {
+        if cause.respects_due_time() {
+            return Err(Refused::Unchanged);
+        }
         if self.state.status != Status::Running {
-            return Err(Refused::Conflict { state: self.state.status.name() });
+            return Err(Refused::Conflict {
+                state: self.state.status.name(),
+            });
         }
         if cause <= self.state.cause {
             return Err(Refused::Unchanged);
@@ -380,65 +379,6 @@ impl Change<'_> {
         Ok(())
     }
 
-    fn retry(&mut self, actor: String, reason: String) -> Changed {
-        let from = self.state.status.clone();
-        match from {
-            Status::Parked => self.resume_parked()?,
-            Status::Compensated => {
-                self.state.run += 1;
-                self.state.steps.clear();
-                self.state.failure = None;
-                self.state.status = Status::Running;
-                self.state.activate(self.definition.first_step(), Direction::Do, self.now);
-            }
-            _ => return Err(Refused::Conflict { state: from.name() }),
-        }
-        self.effects.push(Effect::AlertSettled);
-        self.note_saga("retried", json!({ "actor": actor, "reason": reason, "run": self.state.run }));
-        Ok(())
-    }
-
-    /// Same step, same direction; what is done stays done. The command id is new only where the participant has
-    /// answered the old one finally: it would answer the same again.
-    fn resume_parked(&mut self) -> Changed {
-        let Some(failure) = self.state.failure.take() else {
-            return Err(self.illegal("parked without a failure"));
-        };
-        self.state.run += 1;
-        let run = self.state.run;
-        self.state.activate(&failure.step, failure.direction, self.now);
-        let Some(record) = self.state.steps.get_mut(&failure.step) else {
-            return Err(self.illegal("parked at a step that was never sent"));
-        };
-        match failure.direction {
-            Direction::Do => {
-                record.progress = Progress::Open;
-                self.state.status = Status::Running;
-                if failure.answered {
-                    record.run = run;
-                }
-            }
-            Direction::Undo => {
-                self.state.status = Status::Compensating;
-                if failure.answered {
-                    record.undo_run = Some(run);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn resolve(&mut self, actor: String, reason: String) -> Changed {
-        if !matches!(self.state.status, Status::Parked | Status::Compensated) {
-            return Err(Refused::Conflict { state: self.state.status.name() });
-        }
-        self.state.status = Status::Resolved;
-        self.effects.push(Effect::AlertSettled);
-        self.effects.push(Effect::Ended(Status::Resolved));
-        self.note_saga("resolved", json!({ "actor": actor, "reason": reason }));
-        Ok(())
-    }
-
     fn settle(&mut self, step: &StepId, progress: Progress) {
         self.state.active.remove(step);
         if let Some(record) = self.state.steps.get_mut(step) {
@@ -448,16 +388,25 @@ impl Change<'_> {
     }
 
     fn open(&self, step: &StepId) -> Result<Active, Refused> {
-        self.state.active.get(step).cloned().ok_or_else(|| self.illegal("the step is not open"))
+        self.state
+            .active
+            .get(step)
+            .cloned()
+            .ok_or_else(|| self.illegal("the step is not open"))
     }
 
     fn illegal(&self, what: &'static str) -> Refused {
-        Refused::Illegal { state: self.state.status.name(), what }
+        Refused::Illegal {
+            state: self.state.status.name(),
+            what,
+        }
     }
 
     /// A step that is open was put there from this definition.
     fn step(&self, step: &StepId) -> &'_ Step {
-        self.definition.step(step).expect("open steps come from the definition the saga started with")
+        self.definition
+            .step(step)
+            .expect("open steps come from the definition the saga started with")
     }
 
     fn wake_at(&self, step: &StepId) -> Option<Timestamp> {
@@ -500,21 +449,4 @@ impl Change<'_> {
             detail,
         }));
     }
-}
-
-fn failure(step: &StepId, direction: Direction, error: &str) -> Failure {
-    Failure { step: step.clone(), direction, class: error_class(error), message: error.to_owned(), answered: false }
-}
-
-/// The delay before attempt + 1: the configured one, less up to half of it by a hash of saga, step and attempt.
-fn retry_delay(state: &State, step: &StepId, attempt: u32, delays: &[Span]) -> TimeDelta {
-    let at = (attempt.saturating_sub(1) as usize).min(delays.len().saturating_sub(1));
-    let delay_ms = delays.get(at).map_or(1_000, |delay| delay.as_millis());
-    let digest = Sha256::new()
-        .chain_update(state.saga_id.0.as_bytes())
-        .chain_update(step.as_str())
-        .chain_update(attempt.to_be_bytes())
-        .finalize();
-    let share = u64::from(u16::from_be_bytes([digest[0], digest[1]]));
-    Span::from_millis(delay_ms - (delay_ms / 2) * share / u64::from(u16::MAX)).delta()
 }

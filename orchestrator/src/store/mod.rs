@@ -10,8 +10,17 @@ use lapse_participants::kit::{OrderKey, Overdue};
 use lapse_sagas::{Cause, Definition, DefinitionHash, Effect, SagaId, State, Timestamp};
 use serde_json::Value;
 
+pub mod consequence;
+pub mod db;
+pub mod history;
 pub mod memory;
+pub mod ops;
 pub mod pg;
+#[cfg(feature = "planted")]
+mod plant;
+pub mod schema;
+mod text;
+pub mod verify;
 
 /// One saga as stored and as held in memory by whoever drives it. `version` and `history` are the fence.
 #[derive(Clone, Debug, PartialEq)]
@@ -150,7 +159,8 @@ pub struct Revised {
     pub moved: bool,
 }
 
-/// Decides under lock. Called with the row as it is and the database's time; must not block.
+/// Decides under lock. Called with the row as it is and the database's time, which is read after all locks are held.
+/// Must not block, and must change nothing: it is called again for the same rows when the transaction is repeated.
 pub type Decide = Arc<dyn Fn(&Saga, Timestamp) -> Decision + Send + Sync>;
 
 /// The active definitions, one versioned set.
@@ -254,7 +264,8 @@ pub trait Store: Send + Sync + 'static {
     /// Starts sagas: one row, one key and one history entry each; an existing key changes nothing.
     async fn start(&self, batch: Vec<Start>) -> Result<Vec<Started>, Error>;
 
-    /// Writes the moved states of sagas in hand with history, alerts, outbox and rollups. Fenced by version.
+    /// Writes the moved states of sagas in hand with history, alerts, outbox and rollups. Fenced by version; of two
+    /// moves of one saga in a batch, the first counts.
     async fn record(&self, batch: Vec<Move>) -> Result<Vec<Moved>, Error>;
 
     /// Locks rows, lets `decide` look at each, stores what it says; in one transaction. In order of locking.
@@ -273,12 +284,21 @@ pub trait Store: Send + Sync + 'static {
     async fn claim_alerts(&self, limit: u32) -> Result<Vec<AlertDue>, Error>;
 
     /// How overdue orders stand under a definition.
-    async fn standing(&self, definition: &str, orders: &[OrderKey]) -> Result<Vec<Standing>, Error>;
+    async fn standing(&self, definition: &str, orders: &[OrderKey])
+    -> Result<Vec<Standing>, Error>;
 
     /// Raises an `unresolved` alert for orders that a closed saga left unpaid and uncancelled.
-    async fn alert_unresolved(&self, definition: &str, orders: &[(SagaId, Overdue)]) -> Result<(), Error>;
+    async fn alert_unresolved(
+        &self,
+        definition: &str,
+        orders: &[(SagaId, Overdue)],
+    ) -> Result<(), Error>;
 
-    /// Adds to counters of this minute that belong to no saga: `dropped_paid`, `duplicate`, `dead_letter`.
+    /// Makes what the coming days' rows need (partitions); harmless to repeat.
+    async fn prepare_days(&self) -> Result<(), Error>;
+
+    /// Adds to counters of this minute that belong to no saga, such as `dropped_paid`. What the other methods write they
+    /// count themselves, `started`, `duplicate` and `dead_letter` included.
     async fn count(&self, definition: &str, counter: &str, by: i64) -> Result<(), Error>;
 }
 
@@ -292,7 +312,9 @@ pub enum Error {
     #[error("postgres was too slow: {0}")]
     Slow(String),
     /// A definition of the same name and version has another content.
-    #[error("definition {name} version {version} is already deployed with other content; raise its version")]
+    #[error(
+        "definition {name} version {version} is already deployed with other content; raise its version"
+    )]
     VersionTaken {
         /// The name.
         name: String,

@@ -1,1 +1,6 @@
-//! Timers on Kafka keep their promises.
+//! Timers on Kafka keep their promises: on the embedded broker always, on Apache Kafka where LAPSE_TEST_KAFKA names one.
+
+mod bench;
+mod faults;
+mod timers;
+mod topics;

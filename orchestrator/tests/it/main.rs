@@ -2,5 +2,7 @@
 
 #[path = "../../../participants/tests/it/database.rs"]
 mod database;
+mod executor;
 mod kafka;
 mod store;
+mod support;

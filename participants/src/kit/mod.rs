@@ -99,7 +99,11 @@ pub enum CallError {
 pub trait OrderOwner: Send + Sync {
     /// Orders that await payment past their due time and are not left to a human, oldest first, strictly after the
     /// given position, by the owner's clock.
-    async fn overdue_orders(&self, after: Option<&Overdue>, limit: u32) -> Result<Vec<Overdue>, CallError>;
+    async fn overdue_orders(
+        &self,
+        after: Option<&Overdue>,
+        limit: u32,
+    ) -> Result<Vec<Overdue>, CallError>;
 
     /// Which of these are paid, in the same order as asked; answered by the primary.
     async fn paid(&self, orders: &[OrderKey]) -> Result<Vec<bool>, CallError>;

@@ -16,11 +16,16 @@ impl TestDatabase {
     pub async fn create() -> TestDatabase {
         let server = std::env::var("LAPSE_TEST_DATABASE_URL")
             .expect("LAPSE_TEST_DATABASE_URL is not set: run the tests with `make test`, or `eval $(scripts/postgres start)`");
-        let options: PgConnectOptions = server.parse().expect("LAPSE_TEST_DATABASE_URL is a postgres URL");
+        let options: PgConnectOptions = server
+            .parse()
+            .expect("LAPSE_TEST_DATABASE_URL is a postgres URL");
         let name = format!("lapse_test_{}", uuid::Uuid::now_v7().simple());
         let mut admin = options.connect().await.expect("the test server answers");
         let create = sqlx::AssertSqlSafe(format!("create database {name}"));
-        admin.execute(sqlx::raw_sql(create)).await.expect("a database can be created");
+        admin
+            .execute(sqlx::raw_sql(create))
+            .await
+            .expect("a database can be created");
         let options = options.database(&name);
         let url = options.to_url_lossy().to_string();
         TestDatabase { options, url }

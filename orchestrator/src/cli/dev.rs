@@ -1,0 +1,56 @@
+//! `lapse dev`: try it out on this machine. With `--once` it ends after its orders; exit code 0 only if all adds up.
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use serde_json::json;
+
+use super::{Context, answer, init_logs, run, verify};
+use crate::dev::{Dev, Options};
+use crate::metrics;
+
+/// Flags of `lapse dev`.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// End after the stream of orders.
+    #[arg(long)]
+    once: bool,
+    /// Where Postgres and the address file live.
+    #[arg(long, default_value = ".lapse")]
+    home: PathBuf,
+    /// How many orders the shop places.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u16).range(10..=500))]
+    orders: u16,
+    /// Chooses their fates; random if not given.
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+pub(super) async fn run(mut context: Context, args: Args) -> anyhow::Result<()> {
+    if context.config.log.filter == "info" {
+        // The stream tells what happens; the log only what goes wrong.
+        context.config.log.filter = "warn".to_owned();
+    }
+    init_logs(&context.config)?;
+    let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
+    let options = Options {
+        home: args.home,
+        orders: usize::from(args.orders),
+        seed,
+    };
+    let dev = Dev::start(&options, context.config.clone(), metrics::install()?).await?;
+    let report = dev.stream(&options).await;
+    if !args.once && report.is_ok() {
+        eprintln!("the shop's own orders are through; produce your own, or stop with Ctrl-C");
+        run::wait_for_signal().await?;
+    }
+    dev.stop().await;
+    let report = report?;
+    answer::print(context.output, "dev", &report, || {
+        format!("{}\n\n{}", verify::words(&report.verify), report.words())
+    })?;
+    if !report.ok {
+        bail!("it does not add up: {}", json!(report.verify.counts));
+    }
+    Ok(())
+}

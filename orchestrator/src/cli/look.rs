@@ -1,0 +1,270 @@
+//! `lapse list`, `lapse show`, `lapse alerts`: what people ask at 3 a.m. Read from the views of `ops_v1` only.
+
+use lapse_participants::shop::{OrderRef, Shop};
+use lapse_sagas::{SagaId, Timestamp};
+use serde_json::{Value, json};
+
+use super::{Context, Exit, answer, shop};
+use crate::service;
+use crate::store::ops::{Filter, Find, Ops, Story};
+
+/// Flags of `lapse list`.
+#[derive(clap::Args)]
+pub(super) struct List {
+    /// running, compensating, completed, skipped, compensated, parked or resolved.
+    #[arg(long)]
+    state: Option<String>,
+    /// Only of this definition.
+    #[arg(long)]
+    definition: Option<String>,
+    /// Only of this order.
+    #[arg(long)]
+    order: Option<String>,
+    /// Only those older than this saga: the last of the page before.
+    #[arg(long)]
+    after: Option<SagaId>,
+    /// How many.
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    limit: u32,
+}
+
+/// Flags of `lapse show`.
+#[derive(clap::Args)]
+pub(super) struct Show {
+    /// The saga; or name the order.
+    #[arg(required_unless_present = "order")]
+    saga: Option<SagaId>,
+    /// The order, whose newest saga is shown.
+    #[arg(long, conflicts_with = "saga")]
+    order: Option<String>,
+    /// The order's tenant.
+    #[arg(long, default_value = "default")]
+    tenant: String,
+}
+
+/// `lapse alerts …`
+#[derive(clap::Subcommand)]
+pub(super) enum Alerts {
+    /// Open alerts, the latest first.
+    List {
+        /// Acknowledged and resolved ones too.
+        #[arg(long)]
+        all: bool,
+    },
+    /// Acknowledge an alert: it is not repeated until another saga joins it.
+    Ack {
+        /// As listed.
+        fingerprint: String,
+        /// Who.
+        #[arg(long, env = "USER", default_value = "operator")]
+        by: String,
+    },
+}
+
+pub(super) async fn list(context: Context, args: List) -> anyhow::Result<()> {
+    let ops = Ops::new(service::database(&context.config)?);
+    let List {
+        state,
+        definition,
+        order,
+        after,
+        limit,
+    } = args;
+    let sagas = ops
+        .list(Filter {
+            state,
+            definition,
+            order_id: order,
+            after,
+            limit,
+        })
+        .await?;
+    answer::print(context.output, "list", &json!({ "sagas": sagas }), || {
+        let rows = sagas.iter().map(|saga| {
+            vec![
+                saga.saga_id.to_string(),
+                saga.order_id.clone(),
+                saga.state.clone(),
+                saga.step
+                    .clone()
+                    .or_else(|| saga.reason.clone())
+                    .unwrap_or_default(),
+                saga.attempt
+                    .map(|attempt| attempt.to_string())
+                    .unwrap_or_default(),
+                saga.due_at.map(time).unwrap_or_default(),
+                saga.lateness_ms
+                    .map(|ms| format!("{ms} ms"))
+                    .unwrap_or_default(),
+            ]
+        });
+        answer::table(
+            &[
+                "saga",
+                "order",
+                "state",
+                "step or reason",
+                "attempt",
+                "due",
+                "late",
+            ],
+            rows,
+        )
+    })
+}
+
+pub(super) async fn show(context: Context, args: Show) -> anyhow::Result<()> {
+    let ops = Ops::new(service::database(&context.config)?);
+    let find = match (args.saga, &args.order) {
+        (Some(saga), _) => Find::Saga(saga),
+        (None, order) => Find::Order {
+            tenant: args.tenant.clone(),
+            order_id: order.clone().unwrap_or_default(),
+        },
+    };
+    let story = ops.show(find).await?;
+    let order_id = story
+        .as_ref()
+        .map(|story| story.saga.order_id.clone())
+        .or(args.order);
+    let order = match order_id {
+        Some(order_id) if context.config.shop.enabled => {
+            let shop = Shop::new(service::shop_database(&context.config)?);
+            shop.show(&OrderRef {
+                tenant: args.tenant,
+                order_id,
+            })
+            .await?
+        }
+        _ => None,
+    };
+    if story.is_none() && order.is_none() {
+        return Err(Exit::NotFound(
+            "there is no such saga, nor an order of that id in the shop".to_owned(),
+        )
+        .into());
+    }
+    answer::print(
+        context.output,
+        "show",
+        &json!({ "story": story, "order": order }),
+        || {
+            let story = story
+                .as_ref()
+                .map_or_else(|| "no saga yet".to_owned(), words);
+            let order = order.as_ref().map(shop::words).unwrap_or_default();
+            format!("{story}\n\n{order}")
+        },
+    )
+}
+
+fn words(story: &Story) -> String {
+    let saga = &story.saga;
+    let head = format!(
+        "saga {} ({}, run {}) of order {}: {}{}",
+        saga.saga_id,
+        saga.definition,
+        saga.run,
+        saga.order_id,
+        saga.state,
+        saga.reason
+            .as_ref()
+            .map(|reason| format!(", {reason}"))
+            .unwrap_or_default(),
+    );
+    let rows = story.timeline.iter().map(|entry| {
+        vec![
+            entry.seq.to_string(),
+            time(entry.at),
+            entry.kind.clone(),
+            entry.step.clone().unwrap_or_default(),
+            entry.direction.clone().unwrap_or_default(),
+            entry
+                .attempt
+                .map(|attempt| attempt.to_string())
+                .unwrap_or_default(),
+            detail(entry.detail.as_ref()),
+        ]
+    });
+    let mut text = format!(
+        "{head}\n{}",
+        answer::table(&["", "at", "what", "step", "", "attempt", ""], rows)
+    );
+    for alert in &story.alerts {
+        text.push_str(&format!(
+            "\nalert {} ({}): {}",
+            alert.fingerprint, alert.state, alert.message
+        ));
+    }
+    text
+}
+
+/// One line of a timeline entry's detail; the event itself only with `-o json`.
+fn detail(detail: Option<&Value>) -> String {
+    let Some(Value::Object(fields)) = detail else {
+        return String::new();
+    };
+    let shown = fields
+        .iter()
+        .filter(|(name, value)| *name != "event" && *name != "output" && !value.is_null());
+    shown
+        .map(|(name, value)| match value {
+            Value::String(text) => format!("{name} {text}"),
+            other => format!("{name} {other}"),
+        })
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+pub(super) async fn alerts(context: Context, command: Alerts) -> anyhow::Result<()> {
+    let ops = Ops::new(service::database(&context.config)?);
+    let (fingerprint, by) = match command {
+        Alerts::List { all } => {
+            let alerts = if all {
+                ops.alerts().await?
+            } else {
+                ops.open_alerts().await?
+            };
+            return answer::print(
+                context.output,
+                "alerts-list",
+                &json!({ "alerts": alerts }),
+                || {
+                    let rows = alerts.iter().map(|alert| {
+                        vec![
+                            alert.fingerprint.clone(),
+                            alert.state.clone(),
+                            alert.kind.clone(),
+                            alert.step.clone(),
+                            alert.sagas.to_string(),
+                            alert.sends.to_string(),
+                            time(alert.last_at),
+                            alert.message.clone(),
+                        ]
+                    });
+                    answer::table(
+                        &[
+                            "alert", "", "kind", "step", "sagas", "sent", "last", "message",
+                        ],
+                        rows,
+                    )
+                },
+            );
+        }
+        Alerts::Ack { fingerprint, by } => (fingerprint, by),
+    };
+    if !ops.acknowledge(&fingerprint, &by).await? {
+        return Err(Exit::NotFound(format!(
+            "there is no open alert {fingerprint}; see: lapse alerts list"
+        ))
+        .into());
+    }
+    let body = json!({ "fingerprint": fingerprint, "acknowledged_by": by });
+    answer::print(context.output, "alerts-ack", &body, || {
+        format!("alert {fingerprint} is acknowledged by {by}")
+    })
+}
+
+fn time(at: Timestamp) -> String {
+    at.to_rfc3339_opts(chrono::SecondsFormat::Millis, true)
+}

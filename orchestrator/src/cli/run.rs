@@ -1,0 +1,41 @@
+//! `lapse run`: a coordinator until SIGTERM or SIGINT; drains within ten seconds.
+
+use anyhow::Context as _;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::info;
+
+use super::{Context, init_logs};
+use crate::metrics;
+use crate::service::Service;
+
+/// Flags of `lapse run`.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Bring the tables up to this version first.
+    #[arg(long)]
+    migrate: bool,
+}
+
+pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
+    init_logs(&context.config)?;
+    let metrics = metrics::install()?;
+    if args.migrate {
+        super::migrate::migrate(&context.config).await?;
+    }
+    super::topics::check(&context.config).await?;
+    let service = Service::start(&context.config, metrics).await?;
+    info!("running");
+    wait_for_signal().await?;
+    service.stop().await;
+    Ok(())
+}
+
+pub(super) async fn wait_for_signal() -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    tokio::select! {
+        _ = terminate.recv() => info!("SIGTERM"),
+        _ = interrupt.recv() => info!("SIGINT"),
+    }
+    Ok(())
+}

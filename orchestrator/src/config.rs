@@ -1,0 +1,356 @@
+//! Settings: defaults < TOML file < environment (`LAPSE__SECTION__KEY`) < flags. Unknown keys are refused.
+//!
+//! Relies on the `config` crate for layering. Never: reads the environment anywhere else.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use lapse_sagas::Span;
+use serde::{Deserialize, Serialize};
+
+/// Everything that can be set.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The coordinator's database.
+    pub postgres: Postgres,
+    /// The broker, the topics and the timers.
+    pub kafka: Kafka,
+    /// The HTTP interface.
+    pub http: Http,
+    /// How sagas are driven.
+    pub executor: Executor,
+    /// The safety net.
+    pub sweep: Sweep,
+    /// The reference shop as participants `orders` and `stock`.
+    pub shop: Shop,
+    /// Definition files.
+    pub definitions: Definitions,
+    /// Logs.
+    pub log: Log,
+}
+
+/// `[postgres]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Postgres {
+    /// `postgres://user:password@host:port/database`. `DATABASE_URL` is honoured too.
+    pub url: String,
+    /// Connections that record; two were best (postgres-hot-path measurements).
+    pub writers: u32,
+    /// Connections of the views, the command line and HTTP.
+    pub readers: u32,
+}
+
+/// `[kafka]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Kafka {
+    /// `host:port[,host:port…]`. `KAFKA_BROKERS` is honoured too.
+    pub brokers: String,
+    /// Before every topic name.
+    pub prefix: String,
+    /// The consumer group that shares the timers.
+    pub group: String,
+    /// Static membership: unique per process and the same after its restart. Default: host name and HTTP port.
+    pub instance_id: String,
+    /// Memory for prefetched and waiting records of all partitions together.
+    pub memory_mb: u64,
+    /// Delays of the buckets, ascending.
+    pub buckets: Vec<Span>,
+    /// Partitions of topics that `lapse topics create` makes.
+    pub partitions: i32,
+    /// Replicas of them; -1: the brokers' default.
+    pub replication: i32,
+    /// More settings for librdkafka, as it names them (`security.protocol`, …).
+    pub properties: BTreeMap<String, String>,
+}
+
+/// `[http]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Http {
+    /// Loopback only, until tokens can be configured: any other address is refused.
+    pub listen: std::net::SocketAddr,
+}
+
+/// `[executor]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Executor {
+    /// Commands per call at most.
+    pub batch_max: usize,
+    /// Calls at a time per step.
+    pub slots: usize,
+    /// Sagas in hand at most.
+    pub held_max: usize,
+    /// How often rows past their wake-up time are looked for.
+    pub poll: Span,
+}
+
+/// `[sweep]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Sweep {
+    /// Off only for experiments: without it a lost record is a lost order.
+    pub enabled: bool,
+    /// How often.
+    pub every: Span,
+}
+
+/// `[shop]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Shop {
+    /// Serve `orders` and `stock` from this process.
+    pub enabled: bool,
+    /// Its database; empty: the coordinator's.
+    pub url: String,
+    /// Its connections.
+    pub connections: u32,
+}
+
+/// `[definitions]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Definitions {
+    /// Files or directories of `*.yaml`; empty: the shipped cancel-and-replenish.
+    pub paths: Vec<PathBuf>,
+}
+
+/// `[log]`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Log {
+    /// `text` or `json`.
+    pub format: LogFormat,
+    /// As in `RUST_LOG`, which is honoured too.
+    pub filter: String,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One object per line.
+    Json,
+}
+
+impl Default for Postgres {
+    fn default() -> Self {
+        Postgres {
+            url: "postgres://127.0.0.1/lapse".to_owned(),
+            writers: 4,
+            readers: 4,
+        }
+    }
+}
+
+impl Default for Kafka {
+    fn default() -> Self {
+        let delays = ["5s", "15s", "1m", "5m", "15m", "30m", "2h", "24h"];
+        Kafka {
+            brokers: "127.0.0.1:9092".to_owned(),
+            prefix: "lapse.".to_owned(),
+            group: "lapse".to_owned(),
+            instance_id: String::new(),
+            memory_mb: 256,
+            buckets: delays
+                .iter()
+                .filter_map(|delay| delay.parse().ok())
+                .collect(),
+            partitions: 8,
+            replication: -1,
+            properties: BTreeMap::new(),
+        }
+    }
+}
+
+impl Default for Http {
+    fn default() -> Self {
+        Http {
+            listen: ([127, 0, 0, 1], 8380).into(),
+        }
+    }
+}
+
+impl Default for Executor {
+    fn default() -> Self {
+        let defaults = crate::executor::Settings::default();
+        Executor {
+            batch_max: defaults.batch_max,
+            slots: defaults.slots,
+            held_max: defaults.held_max,
+            poll: Span::from_millis(200),
+        }
+    }
+}
+
+impl Default for Sweep {
+    fn default() -> Self {
+        Sweep {
+            enabled: true,
+            every: Span::from_secs(5),
+        }
+    }
+}
+
+impl Default for Shop {
+    fn default() -> Self {
+        Shop {
+            enabled: false,
+            url: String::new(),
+            connections: 8,
+        }
+    }
+}
+
+impl Default for Definitions {
+    fn default() -> Self {
+        Definitions { paths: Vec::new() }
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Log {
+            format: LogFormat::Text,
+            filter: "info".to_owned(),
+        }
+    }
+}
+
+/// Reads all layers. `file` must exist if given; `lapse.toml` in the working directory is read if it is there.
+/// `flags` are `section.key` and a value, the strongest layer.
+///
+/// # Errors
+/// What is wrong, in which layer, under which key.
+pub fn load(file: Option<&Path>, flags: &[(String, String)]) -> anyhow::Result<Config> {
+    let defaults =
+        ::config::Config::try_from(&Config::default()).context("read the default settings")?;
+    let file = match file {
+        Some(path) => ::config::File::from(path).required(true),
+        None => ::config::File::from(Path::new("lapse.toml")).required(false),
+    };
+    let mut builder = ::config::Config::builder()
+        .add_source(defaults)
+        .add_source(file.format(::config::FileFormat::Toml));
+    for (key, value) in environment()? {
+        builder = builder
+            .set_override(&key, value)
+            .with_context(|| format!("set {key} from the environment"))?;
+    }
+    for (key, value) in flags {
+        builder = builder
+            .set_override(key, value.clone())
+            .with_context(|| format!("set {key} from a flag"))?;
+    }
+    let config: Config = builder
+        .build()
+        .context("read the settings")?
+        .try_deserialize()
+        .context("read the settings (file, LAPSE__SECTION__KEY variables, flags)")?;
+    config.check()?;
+    Ok(config)
+}
+
+/// The layer of the environment: `LAPSE__KAFKA__BROKERS`, and the names other tools use too.
+fn environment() -> anyhow::Result<Vec<(String, String)>> {
+    let mut layer = Vec::new();
+    for (name, key) in [
+        ("DATABASE_URL", "postgres.url"),
+        ("KAFKA_BROKERS", "kafka.brokers"),
+        ("RUST_LOG", "log.filter"),
+    ] {
+        if let Ok(value) = std::env::var(name) {
+            layer.push((key.to_owned(), value));
+        }
+    }
+    for (name, value) in std::env::vars() {
+        let Some(rest) = name.strip_prefix("LAPSE__") else {
+            continue;
+        };
+        let parts: Vec<String> = rest.split("__").map(str::to_ascii_lowercase).collect();
+        anyhow::ensure!(
+            parts.len() == 2 && parts.iter().all(|part| !part.is_empty()),
+            "environment variable {name} is not LAPSE__SECTION__KEY"
+        );
+        layer.push((parts.join("."), value));
+    }
+    Ok(layer)
+}
+
+impl Config {
+    fn check(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            self.http.listen.ip().is_loopback(),
+            "http.listen is {}: without tokens Lapse listens on loopback only; use 127.0.0.1 and a proxy that knows who may",
+            self.http.listen
+        );
+        anyhow::ensure!(
+            !self.kafka.buckets.is_empty(),
+            "kafka.buckets is empty; name at least one delay, such as [\"1m\"]"
+        );
+        anyhow::ensure!(
+            self.kafka.buckets.is_sorted_by(|a, b| a < b),
+            "kafka.buckets must ascend without repetition"
+        );
+        anyhow::ensure!(
+            (1..=5_000).contains(&self.executor.batch_max),
+            "executor.batch_max is {}; between 1 and 5000 it is a batch",
+            self.executor.batch_max
+        );
+        anyhow::ensure!(
+            self.executor.slots >= 1,
+            "executor.slots must be at least 1"
+        );
+        anyhow::ensure!(
+            self.postgres.writers >= 2 && self.postgres.readers >= 1,
+            "postgres.writers must be at least 2 and postgres.readers at least 1"
+        );
+        Ok(())
+    }
+
+    /// The name under which this process is a member of the group.
+    pub fn instance_id(&self) -> String {
+        if !self.kafka.instance_id.is_empty() {
+            return self.kafka.instance_id.clone();
+        }
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname")
+            .unwrap_or_else(|_| "lapse".to_owned());
+        format!("{}-{}", host.trim(), self.http.listen.port())
+    }
+
+    /// What the timers need to know.
+    pub fn kafka_settings(&self) -> crate::kafka::Settings {
+        crate::kafka::Settings {
+            brokers: self.kafka.brokers.clone(),
+            prefix: self.kafka.prefix.clone(),
+            group: self.kafka.group.clone(),
+            instance_id: Some(self.instance_id()),
+            memory_mb: self.kafka.memory_mb,
+            buckets: self.kafka.buckets.clone(),
+            partitions: self.kafka.partitions,
+            replication: self.kafka.replication,
+            extra: self.kafka.properties.clone(),
+        }
+    }
+
+    /// Where the shop's tables are.
+    pub fn shop_url(&self) -> &str {
+        if self.shop.url.is_empty() {
+            &self.postgres.url
+        } else {
+            &self.shop.url
+        }
+    }
+
+    /// How long the poll pauses when nothing is due.
+    pub fn poll(&self) -> Duration {
+        self.executor.poll.into()
+    }
+}

@@ -1,0 +1,194 @@
+//! All parts of one running coordinator, from start to drain.
+//!
+//! ```text
+//! bus ─► intake ─► executor ◄─ poll          relay ─► bus          (all over one store)
+//!                     ▲── sweep, start now
+//! ```
+//! Relies on every part to be restartable at any point: whatever a kill leaves behind comes back through wake-up times,
+//! replayed offsets and expiring claims. Never: needs to be stopped in order for correctness; only for calm.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::bus::Bus;
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::definitions::Definitions;
+use crate::executor::{self, Executor, Participants};
+use crate::intake::Intake;
+use crate::relay::Relay;
+use crate::store::Store;
+use crate::sweep::Sweep;
+
+/// How long a drain may take: a container platform's patience is 30 s, ours is a third of it.
+pub const DRAIN_WITHIN: Duration = Duration::from_secs(8);
+/// How often the active definitions are looked at.
+const FRESH_EVERY: Duration = Duration::from_secs(2);
+const ROUNDS_AN_HOUR: u64 = 1_800;
+/// Rows per poll at most.
+const CLAIM_MAX: usize = 500;
+
+/// What a coordinator is made of.
+pub struct Parts {
+    /// Sagas.
+    pub store: Arc<dyn Store>,
+    /// Records and messages.
+    pub bus: Arc<dyn Bus>,
+    /// The database's time.
+    pub clock: Arc<dyn Clock>,
+    /// What sagas do.
+    pub definitions: Arc<Definitions>,
+    /// Who does it.
+    pub participants: Participants,
+}
+
+/// A running coordinator.
+pub struct Coordinator {
+    executor: Arc<Executor>,
+    bus: Arc<dyn Bus>,
+    stop_taking: CancellationToken,
+    stop_sending: CancellationToken,
+    taking: JoinSet<()>,
+    sending: JoinSet<()>,
+}
+
+impl Coordinator {
+    /// Starts every part.
+    pub fn start(parts: Parts, config: &Config) -> Coordinator {
+        let Parts {
+            store,
+            bus,
+            clock,
+            definitions,
+            participants,
+        } = parts;
+        let settings = executor::Settings {
+            batch_max: config.executor.batch_max,
+            slots: config.executor.slots,
+            held_max: config.executor.held_max,
+        };
+        let executor = Executor::new(
+            store.clone(),
+            clock.clone(),
+            definitions.clone(),
+            participants,
+            settings,
+        );
+        let (stop_taking, stop_sending) = (CancellationToken::new(), CancellationToken::new());
+        let (mut taking, mut sending) = (JoinSet::new(), JoinSet::new());
+
+        sending.spawn(executor.clone().run());
+        let relay = Relay {
+            store: store.clone(),
+            bus: bus.clone(),
+            every: Duration::from_millis(100),
+        };
+        let stop = stop_sending.clone();
+        sending.spawn(async move { relay.run(&stop).await });
+
+        let intake = Intake {
+            bus: bus.clone(),
+            store: store.clone(),
+            executor: executor.clone(),
+            definitions: definitions.clone(),
+            clock: clock.clone(),
+            batch_max: config.executor.batch_max,
+        };
+        let stop = stop_taking.clone();
+        taking.spawn(async move { intake.run(&stop).await });
+        taking.spawn(poll(executor.clone(), config.poll(), stop_taking.clone()));
+        taking.spawn(keep_fresh(
+            store.clone(),
+            definitions.clone(),
+            stop_taking.clone(),
+        ));
+        if config.sweep.enabled {
+            let every = config.sweep.every.into();
+            let sweep = Sweep {
+                bus: bus.clone(),
+                store,
+                executor: executor.clone(),
+                definitions,
+                clock,
+                every,
+            };
+            let stop = stop_taking.clone();
+            taking.spawn(async move { sweep.run(&stop).await });
+        }
+        Coordinator {
+            executor,
+            bus,
+            stop_taking,
+            stop_sending,
+            taking,
+            sending,
+        }
+    }
+
+    /// For starts from outside.
+    pub fn executor(&self) -> Arc<Executor> {
+        self.executor.clone()
+    }
+
+    /// Takes nothing more, finishes what is in hand, sends what is to be sent, commits. What is not through in time is
+    /// taken over by others at its wake-up time.
+    pub async fn drain(mut self, within: Duration) {
+        let deadline = tokio::time::Instant::now() + within;
+        info!(held = self.executor.held(), "draining");
+        self.stop_taking.cancel();
+        let taken = tokio::time::timeout_at(deadline, async {
+            while self.taking.join_next().await.is_some() {}
+        });
+        let mut in_time = taken.await.is_ok();
+        while self.executor.held() > 0 && tokio::time::Instant::now() < deadline {
+            self.executor.progress(Duration::from_millis(50)).await;
+        }
+        in_time &= self.executor.held() == 0;
+        self.stop_sending.cancel();
+        // The executor's loop never ends by itself; the relay ends after a last round.
+        let relayed = tokio::time::timeout_at(deadline, self.sending.join_next()).await;
+        in_time &= relayed.is_ok();
+        self.bus.close().await;
+        if in_time {
+            info!("drained");
+        } else {
+            warn!(
+                held = self.executor.held(),
+                "stopped before everything was through; others take over"
+            );
+        }
+    }
+}
+
+/// Retries, postponements, missing replies and crashes come back here.
+async fn poll(executor: Arc<Executor>, every: Duration, stop: CancellationToken) {
+    while !stop.is_cancelled() {
+        match executor.claim(CLAIM_MAX).await {
+            Ok(CLAIM_MAX) => continue,
+            Ok(_) => {}
+            Err(error) => warn!(%error, "poll cut short; it comes again"),
+        }
+        let _ = tokio::time::timeout(every, stop.cancelled()).await;
+    }
+}
+
+/// The set of active definitions, and the partitions of the days to come.
+async fn keep_fresh(store: Arc<dyn Store>, definitions: Arc<Definitions>, stop: CancellationToken) {
+    let mut rounds: u64 = 0;
+    while !stop.is_cancelled() {
+        if let Err(error) = definitions.refresh().await {
+            warn!(%error, "the active definitions could not be looked at");
+        }
+        if rounds.is_multiple_of(ROUNDS_AN_HOUR)
+            && let Err(error) = store.prepare_days().await
+        {
+            warn!(%error, "partitions of the coming days could not be made; tried again in an hour");
+        }
+        rounds += 1;
+        let _ = tokio::time::timeout(FRESH_EVERY, stop.cancelled()).await;
+    }
+}

@@ -1,0 +1,300 @@
+//! One batch through one call: fence, command, answers; halved where a bad row would sink it.
+//!
+//! Relies on the participant to say what may have been applied ([`CallError`]). Never: halves after a time-out, or
+//! counts an attempt for what was not tried.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use lapse_participants::kit::{CallError, Command, Participant, Reply};
+use lapse_sagas::definition::Call;
+use lapse_sagas::{
+    Active, CommandId, Definition, Direction, Event, Outcome, Phase, StepId, transition,
+};
+use tracing::{Instrument, info_span, warn};
+
+use super::ready::{Batch, GroupKey};
+use super::{Executor, FRESH_FOR, command};
+use crate::store::{Move, Moved, Saga};
+
+/// So often is the same batch repeated after a deadlock, within the step's time-out, before it is treated like a lock time-out.
+const SERIALIZATION_RETRIES: u32 = 5;
+/// How long a command waits that could not get its locks, or whose participant is not set up.
+const LOCKED_FOR: TimeDelta = TimeDelta::seconds(1);
+const MISCONFIGURED_FOR: TimeDelta = TimeDelta::seconds(5);
+
+/// A saga and what happened to it.
+pub(super) struct Answered {
+    /// As it was when the command went out.
+    pub saga: Saga,
+    /// The reply, or the deferral.
+    pub event: Event,
+}
+
+/// What the batch's commands have in common.
+struct Context<'a> {
+    executor: &'a Arc<Executor>,
+    definition: Arc<Definition>,
+    key: GroupKey,
+    call: Call,
+    participant: Arc<dyn Participant>,
+    timeout: Duration,
+}
+
+/// Runs the batch to its record. Gives the sagas that are in hand afterwards.
+pub(super) async fn run(executor: &Arc<Executor>, batch: Batch) -> Vec<Saga> {
+    let span = info_span!("batch", step = %batch.key.step, direction = %batch.key.direction, sagas = batch.sagas.len());
+    async {
+        let Some(context) = context(executor, &batch.key) else {
+            return Vec::new();
+        };
+        let mut in_hand = Vec::new();
+        let mut halves = Vec::new();
+        let mut part = context.send(batch.sagas).await;
+        loop {
+            if !part.is_empty() {
+                match context.call(&part).await {
+                    Called::Answered(events) => in_hand.extend(executor.record(answered(part, events)).await),
+                    Called::Halve => {
+                        let second = part.split_off(part.len() / 2);
+                        halves.extend([second, part]);
+                    }
+                }
+            }
+            let Some(half) = halves.pop() else { break };
+            part = context.send_again(half).await;
+        }
+        in_hand
+    }
+    .instrument(span)
+    .await
+}
+
+/// What is needed for the call; without it the rows' wake-up times bring them back.
+fn context<'a>(executor: &'a Arc<Executor>, key: &GroupKey) -> Option<Context<'a>> {
+    let definition = executor.definitions.get(&key.definition)?;
+    let step = definition.step(&key.step)?;
+    let call = step.call(key.direction)?.clone();
+    let timeout = step.timeout.into();
+    let participant = executor
+        .participants
+        .operations
+        .get(&call.participant)
+        .cloned()
+        .unwrap_or_else(|| Arc::new(Absent(call.participant.clone())));
+    Some(Context {
+        executor,
+        definition,
+        key: key.clone(),
+        call,
+        participant,
+        timeout,
+    })
+}
+
+fn answered(sagas: Vec<Saga>, events: Vec<Event>) -> Vec<Answered> {
+    sagas
+        .into_iter()
+        .zip(events)
+        .map(|(saga, event)| Answered { saga, event })
+        .collect()
+}
+
+enum Called {
+    /// One event per saga, in order.
+    Answered(Vec<Event>),
+    /// Nothing was applied; find the bad one.
+    Halve,
+}
+
+impl Context<'_> {
+    /// Commits `sent` for every saga whose row does not say so freshly; drops those that somebody else moved.
+    async fn send(&self, sagas: Vec<Saga>) -> Vec<Saga> {
+        let now = self.executor.clock.now();
+        let (mut sent, waited): (Vec<Saga>, Vec<Saga>) =
+            sagas.into_iter().partition(|saga| self.is_fresh(saga, now));
+        sent.extend(self.send_again(waited).await);
+        sent
+    }
+
+    /// Commits `sent` for every saga.
+    async fn send_again(&self, sagas: Vec<Saga>) -> Vec<Saga> {
+        let now = self.executor.clock.now();
+        let moves: Vec<Move> = sagas.into_iter().filter_map(|saga| self.sending(saga, now)).collect();
+        if moves.is_empty() {
+            return Vec::new();
+        }
+        let count = moves.len();
+        let stored = |moved| match moved {
+            Moved::Stored(saga) => Some(*saga),
+            Moved::Fenced => None,
+        };
+        match self.executor.store.record(moves).await {
+            Ok(moved) => moved.into_iter().filter_map(stored).collect(),
+            Err(error) => {
+                warn!(%error, sagas = count, "not sent; the poll takes over");
+                Vec::new()
+            }
+        }
+    }
+
+    fn is_fresh(&self, saga: &Saga, now: lapse_sagas::Timestamp) -> bool {
+        let grace = TimeDelta::from_std(self.timeout).unwrap_or(TimeDelta::MAX)
+            + lapse_sagas::transition::REPLY_GRACE;
+        self.active(saga).is_some_and(|active| {
+            active.phase == Phase::Sent && now - (active.wake_at - grace) < FRESH_FOR
+        })
+    }
+
+    fn sending(&self, saga: Saga, now: lapse_sagas::Timestamp) -> Option<Move> {
+        let event = Event::Sending {
+            step: self.key.step.clone(),
+        };
+        let (state, effects) = transition(&self.definition, saga.state.clone(), event, now).ok()?;
+        Some(Move {
+            saga,
+            state,
+            effects,
+        })
+    }
+
+    /// One call and what it means for each saga.
+    async fn call(&self, sagas: &[Saga]) -> Called {
+        let commands: Vec<Command> = sagas.iter().filter_map(|saga| self.command(saga)).collect();
+        let began = std::time::Instant::now();
+        let result = tokio::time::timeout(self.timeout, self.call_undisturbed(&commands))
+            .await
+            .unwrap_or_else(|_| Err(CallError::Unknown(format!("timeout: no answer in {:?}", self.timeout))));
+        metrics::histogram!("lapse_call_duration_seconds", "participant" => self.call.participant.clone(),
+            "operation" => self.call.operation.clone())
+        .record(began.elapsed().as_secs_f64());
+        match result {
+            Ok(replies) => Called::Answered(self.events(sagas, replies)),
+            Err(CallError::Data(_) | CallError::Locked(_)) if sagas.len() > 1 => Called::Halve,
+            Err(CallError::Data(error)) => Called::Answered(self.all(
+                sagas,
+                &Outcome::Failed {
+                    error: format!("data: {error}"),
+                },
+            )),
+            Err(error @ (CallError::Locked(_) | CallError::Serialization(_))) => {
+                Called::Answered(self.deferred(sagas, LOCKED_FOR, &error))
+            }
+            Err(error @ CallError::Configuration(_)) => {
+                tracing::error!(%error, participant = self.call.participant, operation = self.call.operation, "participant is not set up");
+                Called::Answered(self.deferred(sagas, MISCONFIGURED_FOR, &error))
+            }
+            Err(CallError::Unknown(error)) => {
+                Called::Answered(self.all(sagas, &Outcome::Unknown { error }))
+            }
+        }
+    }
+
+    /// The same batch again after a deadlock or a serialization failure.
+    async fn call_undisturbed(&self, commands: &[Command]) -> Result<Vec<Reply>, CallError> {
+        let mut repeated = 0;
+        loop {
+            match self.participant.call(&self.call.operation, commands).await {
+                Err(CallError::Serialization(error)) if repeated < SERIALIZATION_RETRIES => {
+                    repeated += 1;
+                    warn!(%error, repeated, "the same batch again");
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn command(&self, saga: &Saga) -> Option<Command> {
+        let active = self.active(saga)?;
+        let now = self.executor.clock.now();
+        Some(command::build(
+            &self.definition,
+            saga,
+            &self.key.step,
+            active,
+            &self.call,
+            now,
+        ))
+    }
+
+    /// Replies to events; a command without a reply is unknown.
+    fn events(&self, sagas: &[Saga], replies: Vec<Reply>) -> Vec<Event> {
+        let mut outcomes: HashMap<CommandId, Outcome> = replies
+            .into_iter()
+            .map(|reply| (reply.command_id, reply.outcome))
+            .collect();
+        sagas
+            .iter()
+            .map(|saga| {
+                let id = saga.state.command_id(&self.key.step, self.key.direction);
+                let missing = || Outcome::Unknown {
+                    error: "no_reply: the answer left this command out".to_owned(),
+                };
+                self.replied(saga, outcomes.remove(&id).unwrap_or_else(missing))
+            })
+            .collect()
+    }
+
+    fn all(&self, sagas: &[Saga], outcome: &Outcome) -> Vec<Event> {
+        sagas
+            .iter()
+            .map(|saga| self.replied(saga, outcome.clone()))
+            .collect()
+    }
+
+    fn deferred(&self, sagas: &[Saga], wait: TimeDelta, error: &CallError) -> Vec<Event> {
+        let until = self.executor.clock.now() + wait;
+        let event = Event::Deferred {
+            step: self.key.step.clone(),
+            until,
+            error: error.to_string(),
+        };
+        sagas.iter().map(|_| event.clone()).collect()
+    }
+
+    fn replied(&self, saga: &Saga, outcome: Outcome) -> Event {
+        self.count(&outcome);
+        Event::Replied {
+            step: self.key.step.clone(),
+            direction: self.key.direction,
+            attempt: self.active(saga).map_or(1, |active| active.attempt),
+            outcome,
+        }
+    }
+
+    fn count(&self, outcome: &Outcome) {
+        metrics::counter!("lapse_replies_total", "operation" => self.call.operation.clone(), "outcome" => outcome.name())
+            .increment(1);
+        let is_error = matches!(
+            outcome,
+            Outcome::Failed { .. } | Outcome::Unknown { .. } | Outcome::Rejected { .. }
+        );
+        if is_error
+            && self.key.direction == Direction::Do
+            && self.call.operation == "ReplenishStock"
+        {
+            metrics::counter!("inventory_release_errors_total", "outcome" => outcome.name())
+                .increment(1);
+        }
+    }
+
+    fn active<'s>(&self, saga: &'s Saga) -> Option<&'s Active> {
+        let step: &StepId = &self.key.step;
+        saga.state.active.get(step)
+    }
+}
+
+/// Stands in for a participant that nobody registered.
+struct Absent(String);
+
+#[async_trait::async_trait]
+impl Participant for Absent {
+    async fn call(&self, operation: &str, _: &[Command]) -> Result<Vec<Reply>, CallError> {
+        Err(CallError::Configuration(format!(
+            "no participant {:?} is set up for {operation}; name it in the settings",
+            self.0
+        )))
+    }
+}

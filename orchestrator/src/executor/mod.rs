@@ -1,0 +1,549 @@
+//! Drives sagas: one call per batch of equal commands, one record per batch of answers.
+//!
+//! ```text
+//! start, claim ─► Ready ─► fenced "sent" ─► participant ─► transition ─► record ─► Ready (next step) | at rest
+//! ```
+//! Relies on the store's fence: a saga that somebody else moved is dropped from memory here and now. Never: keeps
+//! a timer; retries, missing replies, postponements and crashes all come back through [`Executor::claim`].
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use lapse_participants::kit::{OrderOwner, Participant};
+use lapse_sagas::event::Counter;
+use lapse_sagas::{
+    Cause, Definition, DefinitionHash, Direction, Effect, Event, Phase, Refused, SagaId, State, Status,
+    StepId, Timestamp, transition,
+};
+use tokio::sync::Notify;
+use tracing::{debug, error, warn};
+
+use crate::clock::Clock;
+use crate::definitions::Definitions;
+use crate::store::{self, Decision, Move, Moved, Saga, StaleReply, Start, Started, Store, Which};
+
+mod batch;
+mod command;
+mod ready;
+
+pub use ready::GroupKey;
+use ready::{Batch, Ready};
+
+/// A command that waited longer than this since its row said `sent` is fenced again before it goes out.
+const FRESH_FOR: chrono::TimeDelta = chrono::TimeDelta::milliseconds(250);
+
+/// The participants by the names that definitions use.
+#[derive(Clone, Default)]
+pub struct Participants {
+    /// Who does operations.
+    pub operations: HashMap<String, Arc<dyn Participant>>,
+    /// Who owns orders.
+    pub owners: HashMap<String, Arc<dyn OrderOwner>>,
+}
+
+/// How much at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Commands per call; 500 was best on two cores (postgres-hot-path measurements: 500 to 1,000).
+    pub batch_max: usize,
+    /// Calls at a time per group.
+    pub slots: usize,
+    /// Sagas in hand at most, over all groups.
+    pub held_max: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            batch_max: 500,
+            slots: 2,
+            held_max: 20_000,
+        }
+    }
+}
+
+/// Drives the sagas in hand.
+pub struct Executor {
+    store: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+    definitions: Arc<Definitions>,
+    participants: Participants,
+    settings: Settings,
+    ready: Mutex<Ready>,
+    work: Notify,
+    progress: Notify,
+}
+
+impl Executor {
+    /// An executor with nothing in hand. [`Executor::run`] makes it work.
+    pub fn new(
+        store: Arc<dyn Store>,
+        clock: Arc<dyn Clock>,
+        definitions: Arc<Definitions>,
+        participants: Participants,
+        settings: Settings,
+    ) -> Arc<Executor> {
+        Arc::new(Executor {
+            store,
+            clock,
+            definitions,
+            participants,
+            settings,
+            ready: Mutex::new(Ready::new(settings.batch_max, settings.slots)),
+            work: Notify::new(),
+            progress: Notify::new(),
+        })
+    }
+
+    /// Starts calls as their slots become free, until the process ends.
+    pub async fn run(self: Arc<Self>) {
+        loop {
+            let next = self.lock().pop();
+            match next {
+                Some(batch) => drop(tokio::spawn(Arc::clone(&self).run_batch(batch))),
+                None => self.work.notified().await,
+            }
+        }
+    }
+
+    /// How many sagas a new start of this definition may bring now.
+    pub fn room(&self, definition: &Definition) -> usize {
+        let key = GroupKey {
+            definition: definition.hash.clone(),
+            step: definition.first_step().clone(),
+            direction: Direction::Do,
+            size_class: 0,
+        };
+        let ready = self.lock();
+        ready
+            .room(&key)
+            .min(self.settings.held_max.saturating_sub(ready.held()))
+    }
+
+    /// How many sagas are in hand.
+    pub fn held(&self) -> usize {
+        self.lock().held()
+    }
+
+    /// The owner of the orders that a definition names.
+    pub fn owner(&self, name: &str) -> Option<Arc<dyn OrderOwner>> {
+        self.participants.owners.get(name).cloned()
+    }
+
+    /// Waits until a call has ended, so that there may be room now; at most so long.
+    pub async fn progress(&self, at_most: Duration) {
+        let _ = tokio::time::timeout(at_most, self.progress.notified()).await;
+    }
+
+    /// Stores new sagas and drives them. The answers are in the order of the starts.
+    ///
+    /// # Errors
+    /// Those of [`Store::start`]; nothing was started.
+    pub async fn start(&self, starts: Vec<Start>) -> Result<Vec<Started>, store::Error> {
+        let starts = starts
+            .into_iter()
+            .map(|start| self.sent_if_free(start))
+            .collect();
+        let started = self.store.start(starts).await?;
+        for started in &started {
+            if let Started::New(saga) = started {
+                metrics::counter!("lapse_sagas_started_total", "definition" => saga.name.to_string(),
+                    "cause" => saga.cause().name())
+                .increment(1);
+            }
+        }
+        self.submit(started.iter().filter_map(|started| match started {
+            Started::New(saga) => Some((**saga).clone()),
+            Started::Duplicate { .. } => None,
+        }));
+        Ok(started)
+    }
+
+    /// Takes over rows past their wake-up time: retries, postponements, missing replies, other coordinators' crashes.
+    /// Gives the number of rows looked at.
+    ///
+    /// # Errors
+    /// Those of [`Store::revise`] and [`Store::definitions`].
+    pub async fn claim(self: &Arc<Self>, limit: usize) -> Result<usize, store::Error> {
+        let room = self
+            .settings
+            .held_max
+            .saturating_sub(self.held())
+            .min(limit);
+        if room == 0 {
+            return Ok(0);
+        }
+        let unknown: Arc<Mutex<BTreeSet<DefinitionHash>>> = Arc::default();
+        let decide: store::Decide = {
+            let (executor, unknown) = (Arc::clone(self), Arc::clone(&unknown));
+            Arc::new(
+                move |saga, now| match executor.definitions.get(&saga.definition) {
+                    Some(definition) => executor.decide_due(&definition, saga, now),
+                    None => {
+                        unknown
+                            .lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .insert(saga.definition.clone());
+                        Decision::Leave
+                    }
+                },
+            )
+        };
+        let limit = u32::try_from(room).unwrap_or(u32::MAX);
+        let revised = self.store.revise(Which::Due { limit }, decide).await?;
+        let looked_at = revised.len();
+        self.submit(
+            revised
+                .into_iter()
+                .filter(|revised| revised.moved)
+                .map(|revised| revised.saga),
+        );
+        let unknown: Vec<_> = unknown
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .cloned()
+            .collect();
+        if !unknown.is_empty() {
+            warn!(
+                ?unknown,
+                "fetching definitions of sagas that were started elsewhere"
+            );
+            self.definitions.fetch(&unknown).await?;
+        }
+        Ok(looked_at)
+    }
+
+    /// Raises the cause of a saga. Whoever has it in hand goes on with it; a postponed one is due at once.
+    ///
+    /// # Errors
+    /// Those of the store; `Ok(None)` if there is no such saga, `Ok(Some(Err(_)))` if the state machine refuses.
+    pub async fn raise(&self, which: Which, cause: Cause) -> Result<Option<Result<Saga, Refused>>, store::Error> {
+        let refused: Arc<Mutex<Option<Refused>>> = Arc::default();
+        let decide: store::Decide = {
+            let (definitions, refused) = (Arc::clone(&self.definitions), Arc::clone(&refused));
+            Arc::new(move |saga, now| {
+                let Some(definition) = definitions.get(&saga.definition) else { return Decision::Leave };
+                let moved = transition(&definition, saga.state.clone(), Event::CauseRaised { cause }, now);
+                let mut refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
+                match moved {
+                    Ok((state, effects)) => {
+                        *refused = None;
+                        Decision::Move(state, effects)
+                    }
+                    Err(why) => {
+                        *refused = Some(why);
+                        Decision::Leave
+                    }
+                }
+            })
+        };
+        let Some(revised) = self.store.revise(which, decide).await?.pop() else { return Ok(None) };
+        let refused = refused.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Ok(Some(refused.map_or(Ok(revised.saga), Err)))
+    }
+
+    /// Queues what is in hand: every saga with a taken or freshly sent step.
+    fn submit(&self, sagas: impl IntoIterator<Item = Saga>) {
+        let mut ready = self.lock();
+        for saga in sagas {
+            for step in in_hand(&saga.state) {
+                ready.push(group_key(&saga, &step), saga.clone());
+            }
+        }
+        drop(ready);
+        self.work.notify_one();
+    }
+
+    /// Due, and at once on its way; or back to the table for a moment where its group has no room.
+    fn decide_due(&self, definition: &Definition, saga: &Saga, now: Timestamp) -> Decision {
+        match transition(definition, saga.state.clone(), Event::Due, now) {
+            Ok((state, effects)) => {
+                observe(saga, &effects, now);
+                let (state, effects) = self.go_on(definition, saga, state, effects, now);
+                Decision::Move(state, effects)
+            }
+            Err(Refused::Unchanged) => Decision::Leave,
+            Err(why) => {
+                error!(saga_id = %saga.id, error = %why, "a due saga can't be taken");
+                Decision::Leave
+            }
+        }
+    }
+
+    /// Every step that is now taken is sent with the same commit if its call can start at once, stays taken if its
+    /// turn comes within seconds, and is deferred otherwise.
+    fn go_on(
+        &self,
+        definition: &Definition,
+        saga: &Saga,
+        mut state: State,
+        mut effects: Vec<Effect>,
+        now: Timestamp,
+    ) -> (State, Vec<Effect>) {
+        for step in in_hand(&state) {
+            let key = key_of(saga, &state, &step);
+            let event = {
+                let ready = self.lock();
+                if ready.has_free_slot(&key) {
+                    Event::Sending { step }
+                } else if ready.room(&key) > 0 {
+                    continue;
+                } else {
+                    let until = now + chrono::TimeDelta::seconds(2);
+                    Event::Deferred {
+                        step,
+                        until,
+                        error: "backlog: the participant is slower than the orders come".to_owned(),
+                    }
+                }
+            };
+            match transition(definition, state.clone(), event, now) {
+                Ok((next, more)) => {
+                    state = next;
+                    effects.extend(more);
+                }
+                Err(why) => error!(saga_id = %saga.id, error = %why, "a taken step can't go on"),
+            }
+        }
+        (state, effects)
+    }
+
+    fn sent_if_free(&self, mut start: Start) -> Start {
+        let Some(definition) = self.definitions.get(&start.definition) else {
+            return start;
+        };
+        let now = self.clock.now();
+        for step in in_hand(&start.state) {
+            let key = GroupKey {
+                definition: start.definition.clone(),
+                step: step.clone(),
+                direction: Direction::Do,
+                size_class: 0,
+            };
+            if self.lock().has_free_slot(&key)
+                && let Ok((state, _)) = transition(
+                    &definition,
+                    start.state.clone(),
+                    Event::Sending { step },
+                    now,
+                )
+            {
+                start.state = state;
+            }
+        }
+        start
+    }
+
+    async fn run_batch(self: Arc<Self>, batch: Batch) {
+        let slot = Slot::new(Arc::clone(&self), &batch);
+        let next = batch::run(&self, batch).await;
+        self.submit(next);
+        drop(slot);
+    }
+
+    /// Stores transitions; what is fenced out is treated as replies to whatever the rows say now. Gives what is in hand
+    /// afterwards.
+    async fn record(self: &Arc<Self>, answered: Vec<batch::Answered>) -> Vec<Saga> {
+        let now = self.clock.now();
+        let mut moves = Vec::with_capacity(answered.len());
+        let mut replies = HashMap::new();
+        for answer in answered {
+            let Some(definition) = self.definitions.get(&answer.saga.definition) else {
+                continue;
+            };
+            match transition(
+                &definition,
+                answer.saga.state.clone(),
+                answer.event.clone(),
+                now,
+            ) {
+                Ok((state, effects)) => {
+                    let (state, effects) =
+                        self.go_on(&definition, &answer.saga, state, effects, now);
+                    replies.insert(answer.saga.id, answer.event);
+                    moves.push(Move {
+                        saga: answer.saga,
+                        state,
+                        effects,
+                    });
+                }
+                Err(why) => {
+                    debug!(saga_id = %answer.saga.id, error = %why, "an answer changed nothing")
+                }
+            }
+        }
+        let Some(moved) = self.until_stored(moves.clone()).await else {
+            return Vec::new();
+        };
+        let mut in_hand = Vec::with_capacity(moved.len());
+        let mut fenced = HashMap::new();
+        for (moved, Move { saga, effects, .. }) in moved.into_iter().zip(moves) {
+            match moved {
+                Moved::Stored(stored) => {
+                    observe(&saga, &effects, now);
+                    in_hand.push(*stored);
+                }
+                Moved::Fenced => fenced.extend(replies.remove_entry(&saga.id)),
+            }
+        }
+        if !fenced.is_empty() {
+            in_hand.extend(self.settle(fenced).await);
+        }
+        in_hand
+    }
+
+    /// Tries for a second: a commit of unknown fate that is repeated is fenced out, which is safe. Then the rows' own
+    /// wake-up times bring them back.
+    async fn until_stored(&self, moves: Vec<Move>) -> Option<Vec<Moved>> {
+        let began = Instant::now();
+        loop {
+            match self.store.record(moves.clone()).await {
+                Ok(moved) => return Some(moved),
+                Err(error) if began.elapsed() < Duration::from_secs(1) => {
+                    warn!(%error, sagas = moves.len(), "recording again");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                Err(error) => {
+                    error!(%error, sagas = moves.len(), "recording given up; the poll takes over");
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Replies for rows that somebody else moved meanwhile: matched by command and attempt under the row's lock.
+    async fn settle(self: &Arc<Self>, replies: HashMap<SagaId, Event>) -> Vec<Saga> {
+        let ids = replies.keys().copied().collect();
+        let decide: store::Decide = {
+            let executor = Arc::clone(self);
+            Arc::new(move |saga, now| executor.decide_reply(saga, replies.get(&saga.id), now))
+        };
+        match self.store.revise(Which::Ids(ids), decide).await {
+            Ok(revised) => revised
+                .into_iter()
+                .filter(|revised| revised.moved)
+                .map(|revised| revised.saga)
+                .collect(),
+            Err(error) => {
+                warn!(%error, "replies of fenced sagas are lost; the same commands go out again");
+                Vec::new()
+            }
+        }
+    }
+
+    fn decide_reply(&self, saga: &Saga, event: Option<&Event>, now: Timestamp) -> Decision {
+        let (Some(definition), Some(event)) = (self.definitions.get(&saga.definition), event)
+        else {
+            return Decision::Leave;
+        };
+        match transition(&definition, saga.state.clone(), event.clone(), now) {
+            Ok((state, effects)) => {
+                observe(saga, &effects, now);
+                let (state, effects) = self.go_on(&definition, saga, state, effects, now);
+                Decision::Move(state, effects)
+            }
+            Err(why) => stale(event, &why),
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Ready> {
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Frees the batch's place when it is through, and when a participant panicked: its sagas come back by their wake-up
+/// times, and ten such take-overs park them.
+struct Slot {
+    executor: Arc<Executor>,
+    key: GroupKey,
+    sagas: usize,
+    began: Instant,
+}
+
+impl Slot {
+    fn new(executor: Arc<Executor>, batch: &Batch) -> Slot {
+        Slot { executor, key: batch.key.clone(), sagas: batch.sagas.len(), began: Instant::now() }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.executor.lock().finished(&self.key, self.sagas, self.began.elapsed());
+        self.executor.work.notify_one();
+        self.executor.progress.notify_waiters();
+    }
+}
+
+/// Counts what a transition means for the outside.
+fn observe(saga: &Saga, effects: &[Effect], now: Timestamp) {
+    for effect in effects {
+        match effect {
+            Effect::Ended(status) => {
+                metrics::counter!("lapse_sagas_ended_total", "definition" => saga.name.to_string(),
+                    "state" => status.name())
+                .increment(1);
+                if let (Status::Completed, Some(due_at)) = (status, saga.due_at) {
+                    let late_s = (now - due_at).as_seconds_f64().max(0.0);
+                    metrics::histogram!("order_cancel_duration_seconds").record(late_s);
+                }
+            }
+            Effect::Count(Counter::TakenOver) => {
+                metrics::counter!("lapse_takeovers_total").increment(1)
+            }
+            Effect::Count(_) | Effect::History(_) | Effect::Alert(_) | Effect::AlertSettled => {}
+        }
+    }
+}
+
+fn stale(event: &Event, why: &Refused) -> Decision {
+    let Event::Replied {
+        step,
+        attempt,
+        outcome,
+        ..
+    } = event
+    else {
+        return Decision::Leave;
+    };
+    metrics::counter!("lapse_stale_replies_total", "outcome" => outcome.name()).increment(1);
+    Decision::Stale(StaleReply {
+        step: step.to_string(),
+        attempt: i32::try_from(*attempt).unwrap_or(i32::MAX),
+        outcome: outcome.name().to_owned(),
+        why: why.to_string(),
+    })
+}
+
+/// The steps whose commands are for this coordinator to send.
+fn in_hand(state: &State) -> Vec<StepId> {
+    state
+        .active
+        .iter()
+        .filter(|(_, active)| matches!(active.phase, Phase::Taken | Phase::Sent))
+        .map(|(step, _)| step.clone())
+        .collect()
+}
+
+fn group_key(saga: &Saga, step: &StepId) -> GroupKey {
+    key_of(saga, &saga.state, step)
+}
+
+fn key_of(saga: &Saga, state: &State, step: &StepId) -> GroupKey {
+    let active = state.active.get(step);
+    let unanswered = state
+        .steps
+        .get(step)
+        .is_some_and(|record| record.maybe_applied);
+    GroupKey {
+        definition: saga.definition.clone(),
+        step: step.clone(),
+        direction: active.map_or(Direction::Do, |active| active.direction),
+        size_class: if unanswered {
+            active.map_or(0, |active| active.attempt.saturating_sub(1))
+        } else {
+            0
+        },
+    }
+}

@@ -1,0 +1,126 @@
+//! The HTTP interface: start now, probes, metrics. Errors are `application/problem+json`.
+//!
+//! Relies on the executor for every change. Never: listens on anything but loopback (settings refuse it).
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use metrics_exporter_prometheus::PrometheusHandle;
+use serde_json::json;
+
+use crate::bus::Bus;
+use crate::clock::Clock;
+use crate::definitions::Definitions;
+use crate::executor::Executor;
+use crate::store::Store;
+use crate::store::ops::Ops;
+
+mod start;
+
+/// What the routes need.
+#[derive(Clone)]
+pub struct Site {
+    /// Starts and hurries sagas.
+    pub executor: Arc<Executor>,
+    /// Looks sagas up.
+    pub store: Arc<dyn Store>,
+    /// Looks without locking.
+    pub ops: Ops,
+    /// Readiness.
+    pub bus: Arc<dyn Bus>,
+    /// By name.
+    pub definitions: Arc<Definitions>,
+    /// For new ids.
+    pub clock: Arc<dyn Clock>,
+    /// Renders `/metrics`.
+    pub metrics: PrometheusHandle,
+}
+
+/// All routes.
+pub fn router(site: Site) -> Router {
+    Router::new()
+        .route("/livez", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics))
+        .route("/v1/sagas/{definition}", post(start::start))
+        .fallback(|| async {
+            Problem::new(StatusCode::NOT_FOUND, "not_found", "there is nothing here")
+        })
+        .with_state(site)
+}
+
+/// Ready: the database answers and records are being received.
+async fn readyz(State(site): State<Site>) -> Response {
+    let postgres = site.store.now().await.is_ok();
+    let trouble = site.bus.trouble();
+    let ready = postgres && trouble.is_none();
+    let status = if ready {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    let kafka = trouble.unwrap_or_else(|| "ok".to_owned());
+    (
+        status,
+        axum::Json(json!({ "ready": ready, "postgres": postgres, "kafka": kafka })),
+    )
+        .into_response()
+}
+
+async fn metrics(State(site): State<Site>) -> Response {
+    metrics::gauge!("lapse_sagas_held").set(site.executor.held() as f64);
+    (
+        [(header::CONTENT_TYPE, "text/plain; version=0.0.4")],
+        site.metrics.render(),
+    )
+        .into_response()
+}
+
+/// An error as `application/problem+json` (RFC 9457).
+struct Problem {
+    status: StatusCode,
+    code: &'static str,
+    detail: String,
+    more: serde_json::Value,
+}
+
+impl Problem {
+    fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Problem {
+        Problem {
+            status,
+            code,
+            detail: detail.into(),
+            more: serde_json::Value::Null,
+        }
+    }
+
+    fn with(mut self, more: serde_json::Value) -> Problem {
+        self.more = more;
+        self
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let mut body = json!({
+            "type": "about:blank",
+            "title": self.status.canonical_reason().unwrap_or("error"),
+            "status": self.status.as_u16(),
+            "code": self.code,
+            "detail": self.detail,
+        });
+        if let (Some(fields), serde_json::Value::Object(more)) = (body.as_object_mut(), self.more) {
+            fields.extend(more);
+        }
+        (
+            self.status,
+            [(header::CONTENT_TYPE, "application/problem+json")],
+            body.to_string(),
+        )
+            .into_response()
+    }
+}

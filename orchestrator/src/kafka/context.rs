@@ -1,0 +1,242 @@
+//! What librdkafka calls back: rebalances, commit results, statistics, errors, logs.
+//!
+//! A new assignment is only noted here: its partitions must have their own queues before it takes effect, and that needs
+//! the consumer's own handle. A revocation is carried out at once, because dropping the consumer waits for it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ::metrics::counter;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, RebalanceProtocol};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+use rdkafka::types::RDKafkaRespErr;
+use rdkafka::{ClientContext, Offset, TopicPartitionList};
+use tracing::{debug, error, info, warn};
+
+use super::assignment::{Commit, Place};
+use super::metrics;
+use super::shared::Shared;
+use super::statistics::Statistics;
+
+/// A rebalance that the poll thread has to act on.
+pub(super) enum Rebalanced {
+    /// To be split into queues and assigned.
+    Assigned(TopicPartitionList),
+    /// Already given up; their queues can go.
+    Revoked(Vec<Place>),
+}
+
+/// The consumer's.
+pub(super) struct Context {
+    shared: Arc<Shared>,
+    rebalanced: Mutex<VecDeque<Rebalanced>>,
+    statistics: Mutex<Option<Statistics>>,
+    topics_are_missing: AtomicBool,
+    closing: AtomicBool,
+}
+
+impl Context {
+    pub fn new(shared: Arc<Shared>) -> Self {
+        Context {
+            shared,
+            rebalanced: Mutex::default(),
+            statistics: Mutex::default(),
+            topics_are_missing: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+        }
+    }
+
+    pub fn next_rebalanced(&self) -> Option<Rebalanced> {
+        locked(&self.rebalanced).pop_front()
+    }
+
+    pub fn take_statistics(&self) -> Option<Statistics> {
+        locked(&self.statistics).take()
+    }
+
+    pub fn topics_are_missing(&self) -> bool {
+        self.topics_are_missing.load(Ordering::Relaxed)
+    }
+
+    pub fn set_topics_are_missing(&self, missing: bool) {
+        self.topics_are_missing.store(missing, Ordering::Relaxed);
+    }
+
+    /// From now on the consumer is being dropped.
+    pub fn close(&self) {
+        self.closing.store(true, Ordering::Relaxed);
+    }
+
+    fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Relaxed)
+    }
+
+    fn revoke(&self, consumer: &BaseConsumer<Self>, partitions: &TopicPartitionList) {
+        let lost = consumer.assignment_lost();
+        let places: Vec<Place> = partitions
+            .elements()
+            .iter()
+            .map(|of| (of.topic().into(), of.partition()))
+            .collect();
+        let commits = self.shared.assignment().positions(&places);
+        if !lost {
+            // While closing, the client itself waits for commits under way.
+            let mode = if self.is_closing() {
+                CommitMode::Async
+            } else {
+                CommitMode::Sync
+            };
+            commit(consumer, &commits, mode);
+        }
+        let mut assignment = self.shared.assignment();
+        places.iter().for_each(|place| assignment.revoke(place));
+        drop(assignment);
+        if lost {
+            self.shared.health.left();
+        }
+        info!(partitions = places.len(), lost, "partitions revoked");
+        let unassigned = match consumer.rebalance_protocol() {
+            RebalanceProtocol::Cooperative => consumer.incremental_unassign(partitions),
+            _ => consumer.unassign(),
+        };
+        if let Err(e) = unassigned {
+            error!(error = %e, "give up revoked partitions");
+        }
+        locked(&self.rebalanced).push_back(Rebalanced::Revoked(places));
+    }
+}
+
+/// Makes an assignment effective.
+pub(super) fn assign<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    partitions: &TopicPartitionList,
+) -> KafkaResult<()> {
+    match consumer.rebalance_protocol() {
+        RebalanceProtocol::Cooperative => consumer.incremental_assign(partitions),
+        _ => consumer.assign(partitions),
+    }
+}
+
+/// Commits offsets. Always by list and with the offset to read next, never through the client's stored offsets.
+pub(super) fn commit<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    commits: &[Commit],
+    mode: CommitMode,
+) {
+    if commits.is_empty() {
+        return;
+    }
+    let mut list = TopicPartitionList::with_capacity(commits.len());
+    for Commit {
+        place: (topic, partition),
+        position,
+    } in commits
+    {
+        if let Err(e) = list.add_partition_offset(topic, *partition, Offset::Offset(*position)) {
+            error!(%topic, partition, position, error = %e, "commit offset");
+        }
+    }
+    if let Err(e) = consumer.commit(&list, mode) {
+        counter!(metrics::COMMIT_ERRORS).increment(1);
+        warn!(partitions = commits.len(), error = %e, "commit offsets");
+    }
+}
+
+impl ConsumerContext for Context {
+    fn rebalance(
+        &self,
+        consumer: &BaseConsumer<Self>,
+        event: RDKafkaRespErr,
+        partitions: &mut TopicPartitionList,
+    ) {
+        match event {
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS if self.is_closing() => {
+                if let Err(e) = assign(consumer, partitions) {
+                    error!(error = %e, "accept an assignment while closing");
+                }
+            }
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => {
+                locked(&self.rebalanced).push_back(Rebalanced::Assigned(partitions.clone()));
+            }
+            _ => self.revoke(consumer, partitions),
+        }
+    }
+
+    fn commit_callback(&self, result: KafkaResult<()>, offsets: &TopicPartitionList) {
+        let mut refused = 0;
+        let mut assignment = self.shared.assignment();
+        for of in offsets.elements() {
+            if result.is_err() || of.error().is_err() {
+                refused += 1;
+                assignment.commit_again(&(of.topic().into(), of.partition()));
+            }
+        }
+        drop(assignment);
+        if refused == 0 {
+            self.shared.health.brokers_down(false);
+        } else {
+            counter!(metrics::COMMIT_ERRORS).increment(1);
+            warn!(partitions = refused, error = ?result.err(), "offsets were not committed; again in a second");
+        }
+    }
+}
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        log(level, facility, message);
+    }
+
+    fn stats_raw(&self, statistics: &[u8]) {
+        match serde_json::from_slice(statistics) {
+            Ok(statistics) => *locked(&self.statistics) = Some(statistics),
+            Err(e) => warn!(error = %e, "read client statistics"),
+        }
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        match error.rdkafka_error_code() {
+            Some(RDKafkaErrorCode::AllBrokersDown) => self.shared.health.brokers_down(true),
+            Some(RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownTopic) => {
+                self.set_topics_are_missing(true)
+            }
+            _ => {}
+        }
+        self.shared.health.failed(reason.to_string());
+        warn!(error = %error, reason, "kafka client");
+    }
+}
+
+/// A client without more to say than its log.
+pub(super) struct Logs;
+
+impl ClientContext for Logs {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        log(level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        warn!(error = %error, reason, "kafka client");
+    }
+}
+
+pub(super) fn log(level: RDKafkaLogLevel, facility: &str, message: &str) {
+    match level {
+        RDKafkaLogLevel::Emerg
+        | RDKafkaLogLevel::Alert
+        | RDKafkaLogLevel::Critical
+        | RDKafkaLogLevel::Error => {
+            error!(target: "librdkafka", facility, "{message}");
+        }
+        RDKafkaLogLevel::Warning => warn!(target: "librdkafka", facility, "{message}"),
+        RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => {
+            info!(target: "librdkafka", facility, "{message}")
+        }
+        RDKafkaLogLevel::Debug => debug!(target: "librdkafka", facility, "{message}"),
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,267 @@
+//! One process of Lapse from its settings: database, topics, participants, coordinator, HTTP.
+//!
+//! Relies on everything else. Never: migrates or creates topics unasked; what is missing is said in words.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use lapse_participants::fault::Faulty;
+use lapse_participants::kit::{OrderOwner, Participant};
+use lapse_participants::order::Orders;
+use lapse_participants::stock::Stock;
+use lapse_sagas::Definition;
+use metrics_exporter_prometheus::PrometheusHandle;
+use sqlx::postgres::{PgConnectOptions, PgPool};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::bus::{self, Bus};
+use crate::clock::{Anchored, Clock};
+use crate::config::Config;
+use crate::coordinator::{Coordinator, DRAIN_WITHIN, Parts};
+use crate::definitions::Definitions;
+use crate::executor::Participants;
+use crate::http;
+use crate::intake;
+use crate::kafka::KafkaBus;
+use crate::store::Store;
+use crate::store::db::Db;
+use crate::store::ops::Ops;
+use crate::store::pg::PgStore;
+
+/// The definition that is used where none is named.
+pub const SHIPPED: (&str, &str) = (
+    "cancel-and-replenish.yaml",
+    include_str!("../../sagas/definitions/cancel-and-replenish.yaml"),
+);
+/// How often the clock's anchor is renewed.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// A running process.
+pub struct Service {
+    coordinator: Coordinator,
+    bus: Arc<dyn Bus>,
+    http: JoinHandle<()>,
+    stop: CancellationToken,
+}
+
+impl Service {
+    /// Starts everything. The tables and topics must be there.
+    ///
+    /// # Errors
+    /// What is missing or refused, and what to do.
+    pub async fn start(config: &Config, metrics: PrometheusHandle) -> anyhow::Result<Service> {
+        let db = database(config)?;
+        let ops = Ops::new(db.clone());
+        let store: Arc<dyn Store> = Arc::new(PgStore::new(db));
+        let clock = Arc::new(
+            Anchored::new(store.clone())
+                .await
+                .context("ask the database for the time")?,
+        );
+        let definitions = load_definitions(&config.definitions.paths)?;
+        store
+            .deploy(&definitions)
+            .await
+            .context("deploy the definitions")?;
+        let definitions = Arc::new(
+            Definitions::load(store.clone())
+                .await
+                .context("load the active definitions")?,
+        );
+        let participants = participants(config)?;
+        let bus: Arc<dyn Bus> = Arc::new(start_bus(config, &clock, &definitions)?);
+        let parts = Parts {
+            store: store.clone(),
+            bus: bus.clone(),
+            clock: clock.clone(),
+            definitions: definitions.clone(),
+            participants,
+        };
+        let coordinator = Coordinator::start(parts, config);
+        let stop = CancellationToken::new();
+        tokio::spawn(keep_time(clock.clone(), stop.clone()));
+        let site = http::Site {
+            executor: coordinator.executor(),
+            store, ops,
+            bus: bus.clone(),
+            definitions,
+            clock,
+            metrics,
+        };
+        let http = serve(config, site, stop.clone()).await?;
+        Ok(Service {
+            coordinator,
+            bus,
+            http,
+            stop,
+        })
+    }
+
+    /// Kafka, for whoever else in this process has messages.
+    pub fn bus(&self) -> Arc<dyn Bus> {
+        self.bus.clone()
+    }
+
+    /// Drains and stops.
+    pub async fn stop(self) {
+        self.coordinator.drain(DRAIN_WITHIN).await;
+        self.stop.cancel();
+        let _ = tokio::time::timeout(Duration::from_secs(1), self.http).await;
+    }
+}
+
+/// The coordinator's database.
+///
+/// # Errors
+/// If the URL is not one.
+pub fn database(config: &Config) -> anyhow::Result<Db> {
+    Ok(Db::open(
+        parse_url(&config.postgres.url, "postgres.url")?,
+        config.postgres.writers,
+    ))
+}
+
+/// The shop's database.
+///
+/// # Errors
+/// If the URL is not one.
+pub fn shop_database(config: &Config) -> anyhow::Result<PgPool> {
+    let options = parse_url(config.shop_url(), "shop.url")?;
+    Ok(lapse_participants::kit::db::pool(
+        options,
+        config.shop.connections,
+    ))
+}
+
+fn parse_url(url: &str, key: &str) -> anyhow::Result<PgConnectOptions> {
+    url.parse()
+        .with_context(|| format!("{key} is not postgres://user:password@host:port/database"))
+}
+
+/// Reads definition files; directories give their `*.yaml`. Without any, the shipped definition.
+///
+/// # Errors
+/// Every problem of every file.
+pub fn load_definitions(paths: &[PathBuf]) -> anyhow::Result<Vec<Arc<Definition>>> {
+    let mut problems = Vec::new();
+    let mut definitions = Vec::new();
+    for (file, text) in definition_texts(paths)? {
+        match Definition::parse(&file, &text) {
+            Ok(definition) => definitions.push(definition),
+            Err(found) => problems.extend(found),
+        }
+    }
+    problems.extend(lapse_sagas::routing::overlaps(
+        &definitions.iter().collect::<Vec<_>>(),
+    ));
+    if problems.is_empty() {
+        return Ok(definitions.into_iter().map(Arc::new).collect());
+    }
+    let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    bail!("the definitions are not right:\n{}", lines.join("\n"))
+}
+
+/// File names and contents of definitions.
+///
+/// # Errors
+/// If a file or directory can't be read.
+pub fn definition_texts(paths: &[PathBuf]) -> anyhow::Result<Vec<(String, String)>> {
+    if paths.is_empty() {
+        return Ok(vec![(SHIPPED.0.to_owned(), SHIPPED.1.to_owned())]);
+    }
+    let mut files = Vec::new();
+    for path in paths {
+        if path.is_dir() {
+            files.extend(yaml_files(path)?);
+        } else {
+            files.push(path.clone());
+        }
+    }
+    files
+        .into_iter()
+        .map(|file| {
+            let text = std::fs::read_to_string(&file)
+                .with_context(|| format!("read {}", file.display()))?;
+            Ok((file.display().to_string(), text))
+        })
+        .collect()
+}
+
+fn yaml_files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let entries =
+        std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))?;
+    let mut files: Vec<PathBuf> = entries
+        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "yaml" || extension == "yml")
+        })
+        .collect();
+    files.sort();
+    Ok(files)
+}
+
+fn participants(config: &Config) -> anyhow::Result<Participants> {
+    let mut participants = Participants::default();
+    if config.shop.enabled {
+        let pool = shop_database(config)?;
+        let orders = Orders::new(pool.clone());
+        let owner: Arc<dyn OrderOwner> = Arc::new(orders.clone());
+        let orders: Arc<dyn Participant> = Arc::new(Faulty::new(orders, pool.clone()));
+        let stock: Arc<dyn Participant> = Arc::new(Faulty::new(Stock::new(pool.clone()), pool));
+        participants.owners.insert("orders".to_owned(), owner);
+        participants.operations.insert("orders".to_owned(), orders);
+        participants.operations.insert("stock".to_owned(), stock);
+    }
+    Ok(participants)
+}
+
+fn start_bus(
+    config: &Config,
+    clock: &Arc<Anchored>,
+    definitions: &Arc<Definitions>,
+) -> anyhow::Result<KafkaBus> {
+    let now: bus::Clock = {
+        let clock = clock.clone();
+        Arc::new(move || clock.now())
+    };
+    let definitions = definitions.clone();
+    let due_time: bus::DueTime = Arc::new(move |value, bucket, appended_at, now| {
+        intake::due_time(&definitions, value, bucket, appended_at, now)
+    });
+    KafkaBus::start(&config.kafka_settings(), due_time, now).context("start the timers on Kafka")
+}
+
+async fn keep_time(clock: Arc<Anchored>, stop: CancellationToken) {
+    while !stop.is_cancelled() {
+        if let Err(error) = clock.look().await {
+            warn!(%error, "the database does not tell the time; the old anchor serves on");
+        }
+        let _ = tokio::time::timeout(LOOK_EVERY, stop.cancelled()).await;
+    }
+}
+
+async fn serve(
+    config: &Config,
+    site: http::Site,
+    stop: CancellationToken,
+) -> anyhow::Result<JoinHandle<()>> {
+    let listen = config.http.listen;
+    let listener = tokio::net::TcpListener::bind(listen)
+        .await
+        .with_context(|| format!("listen on {listen}; choose another with http.listen"))?;
+    info!(%listen, "http");
+    let app = http::router(site);
+    Ok(tokio::spawn(async move {
+        let served = axum::serve(listener, app)
+            .with_graceful_shutdown(stop.cancelled_owned())
+            .await;
+        if let Err(error) = served {
+            warn!(%error, "http ended");
+        }
+    }))
+}

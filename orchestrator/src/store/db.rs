@@ -1,0 +1,356 @@
+//! The only way to the coordinator's database: transactions that nobody can cancel half-way.
+//!
+//! For: everything in this folder. Relies on one rule that sqlx 0.9.0 does not keep by itself: a transaction that is
+//! dropped while it begins can stay open on its connection and swallow the acknowledged writes of the next user (8 of
+//! 2,000 lost when measured). So each one runs in a task of its own that is never aborted; whoever waits may go away.
+//! Never: decides what to write; puts a time-out or a `select!` around a query (the server's own time-outs bound it).
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
+use sqlx::{ConnectOptions, Connection};
+use tracing::{Instrument, warn};
+
+use super::Error;
+
+/// Two writers are the best number of connections for batches (measured: one and four are slower).
+pub const WRITERS: u32 = 2;
+/// Connections for people and dashboards.
+const READERS: u32 = 4;
+/// How long to wait for a connection.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often a transaction that lost a deadlock is run.
+const MAX_RUNS: u32 = 6;
+
+/// The coordinator's database.
+#[derive(Clone)]
+pub struct Db {
+    hot: PgPool,
+    views: PgPool,
+    options: PgConnectOptions,
+    repeats: Arc<AtomicU64>,
+}
+
+/// Why a transaction is given up; it is rolled back.
+#[derive(Debug)]
+pub enum Abort {
+    /// Postgres said so. Deadlocks and serialization failures are repeated.
+    Postgres(sqlx::Error),
+    /// We say so.
+    Store(Error),
+}
+
+impl From<sqlx::Error> for Abort {
+    fn from(error: sqlx::Error) -> Self {
+        Abort::Postgres(error)
+    }
+}
+
+impl From<Error> for Abort {
+    fn from(error: Error) -> Self {
+        Abort::Store(error)
+    }
+}
+
+/// What a piece of work on a connection returns.
+pub type Work<'c, T> = BoxFuture<'c, Result<T, Abort>>;
+
+impl Db {
+    /// Opens both pools without connecting yet; `writers` is usually [`WRITERS`].
+    pub fn open(options: PgConnectOptions, writers: u32) -> Db {
+        let hot = options
+            .clone()
+            .application_name("lapse")
+            .options(PLANS)
+            .options(EVERYWHERE);
+        let views = options
+            .clone()
+            .application_name("lapse views")
+            .options([
+                ("default_transaction_read_only", "on"),
+                ("plan_cache_mode", "force_custom_plan"),
+            ])
+            .options([("statement_timeout", "10s")])
+            .options(EVERYWHERE);
+        let pool = |size| {
+            PgPoolOptions::new()
+                .max_connections(size)
+                .acquire_timeout(ACQUIRE_TIMEOUT)
+                .test_before_acquire(false)
+        };
+        Db {
+            hot: pool(writers).connect_lazy_with(hot),
+            views: pool(READERS).connect_lazy_with(views),
+            options,
+            repeats: Arc::default(),
+        }
+    }
+
+    /// Runs `work` in a transaction on the hot pool. It is run again from its beginning after a deadlock or a
+    /// serialization failure, so it must not change anything but the database.
+    ///
+    /// # Errors
+    /// As `work` says, or as Postgres does. After [`Error::Unreachable`] the commit may or may not have happened.
+    pub async fn tx<T, F>(&self, work: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection) -> Work<'c, T> + Send + Sync + 'static,
+    {
+        self.unaborted(&self.hot, Frame::Transaction("begin"), work)
+            .await
+    }
+
+    /// Runs `work`, which is one statement, without a transaction around it, on the hot pool.
+    ///
+    /// # Errors
+    /// As [`Db::tx`].
+    pub async fn statement<T, F>(&self, work: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection) -> Work<'c, T> + Send + Sync + 'static,
+    {
+        self.unaborted(&self.hot, Frame::Alone, work).await
+    }
+
+    /// Runs `work`, which only reads, on the views pool; all of its statements see the same moment.
+    ///
+    /// # Errors
+    /// As [`Db::tx`].
+    pub async fn read<T, F>(&self, work: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection) -> Work<'c, T> + Send + Sync + 'static,
+    {
+        let begin = "begin isolation level repeatable read read only";
+        self.unaborted(&self.views, Frame::Transaction(begin), work)
+            .await
+    }
+
+    /// Runs `work` once on a connection of its own, without any time-out: for migrations.
+    ///
+    /// # Errors
+    /// As [`Db::tx`].
+    pub async fn apart<T, F>(&self, work: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: for<'c> FnOnce(&'c mut PgConnection) -> Work<'c, T> + Send + 'static,
+    {
+        let options = self.options.clone();
+        let task = async move {
+            let mut connection = options.connect().await?;
+            let result = work(&mut connection).await;
+            connection.close().await?;
+            result
+        };
+        match tokio::spawn(task.in_current_span()).await {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(Abort::Store(error))) => Err(error),
+            Ok(Err(Abort::Postgres(error))) => Err(error.into()),
+            Err(error) => Err(Error::Defect(format!("database work panicked: {error}"))),
+        }
+    }
+
+    /// How many transactions had to be repeated since the start.
+    pub fn repeats(&self) -> u64 {
+        self.repeats.load(Ordering::Relaxed)
+    }
+
+    /// Waits for what is under way and closes all connections.
+    pub async fn close(&self) {
+        self.hot.close().await;
+        self.views.close().await;
+    }
+
+    /// The task goes on to its end when the waiter is dropped.
+    async fn unaborted<T, F>(&self, pool: &PgPool, frame: Frame, work: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection) -> Work<'c, T> + Send + Sync + 'static,
+    {
+        let (pool, repeats) = (pool.clone(), Arc::clone(&self.repeats));
+        let task = async move { repeated(&pool, frame, &repeats, &work).await };
+        match tokio::spawn(task.in_current_span()).await {
+            Ok(result) => result,
+            Err(error) => Err(Error::Defect(format!("a transaction panicked: {error}"))),
+        }
+    }
+}
+
+/// What is around the work.
+#[derive(Clone, Copy)]
+enum Frame {
+    Transaction(&'static str),
+    Alone,
+}
+
+/// How a run went wrong.
+enum Failed {
+    /// The connection was dead when it was to be used; nothing was sent.
+    Dead(sqlx::Error),
+    Aborted(Abort),
+}
+
+/// How the hot pool plans. A fresh table has no statistics, and a plan that is kept from then on reads the whole table
+/// for every batch: batches become quadratic. So no plan is kept, and of the ways left to join a batch with a table the
+/// only good one is to look every row up by its key.
+const PLANS: [(&str, &str); 5] = [
+    ("plan_cache_mode", "force_custom_plan"),
+    ("enable_seqscan", "off"),
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
+    ("random_page_cost", "1.1"),
+];
+
+/// Settings of every connection. A client that stalls in a transaction loses it, whoever holds a lock too long makes
+/// others fail fast, and times in text are UTC.
+const EVERYWHERE: [(&str, &str); 4] = [
+    ("statement_timeout", "10s"),
+    ("lock_timeout", "1s"),
+    ("idle_in_transaction_session_timeout", "5s"),
+    ("TimeZone", "UTC"),
+];
+
+async fn repeated<T, F>(
+    pool: &PgPool,
+    frame: Frame,
+    repeats: &AtomicU64,
+    work: &F,
+) -> Result<T, Error>
+where
+    F: for<'c> Fn(&'c mut PgConnection) -> Work<'c, T> + Send + Sync,
+{
+    let mut dead = 0;
+    let mut runs = 0;
+    loop {
+        let error = match once(pool, frame, work).await {
+            Ok(value) => return Ok(value),
+            Err(Failed::Aborted(Abort::Store(error))) => return Err(error),
+            Err(Failed::Aborted(Abort::Postgres(error))) => {
+                runs += 1;
+                if !is_repeatable(&error) || runs == MAX_RUNS {
+                    return Err(error.into());
+                }
+                tokio::time::sleep(pause(runs)).await;
+                error
+            }
+            // After Postgres was restarted every pooled connection is dead, and each is found out by its first use.
+            Err(Failed::Dead(error)) => {
+                dead += 1;
+                if dead > pool.options().get_max_connections() {
+                    return Err(error.into());
+                }
+                error
+            }
+        };
+        repeats.fetch_add(1, Ordering::Relaxed);
+        warn!(runs, dead, %error, "transaction is repeated");
+    }
+}
+
+async fn once<T, F>(pool: &PgPool, frame: Frame, work: &F) -> Result<T, Failed>
+where
+    F: for<'c> Fn(&'c mut PgConnection) -> Work<'c, T> + Send + Sync,
+{
+    let mut connection = pool
+        .acquire()
+        .await
+        .map_err(|error| Failed::Aborted(error.into()))?;
+    let result = match frame {
+        Frame::Alone => work(&mut connection).await.map_err(Failed::Aborted),
+        Frame::Transaction(begin) => in_transaction(&mut connection, begin, work).await,
+    };
+    // One that went wrong in an unknown way is not given to anybody else.
+    if let Err(Failed::Dead(error) | Failed::Aborted(Abort::Postgres(error))) = &result
+        && is_gone(error)
+    {
+        connection.close_on_drop();
+    }
+    result
+}
+
+async fn in_transaction<T, F>(
+    connection: &mut PgConnection,
+    begin: &'static str,
+    work: &F,
+) -> Result<T, Failed>
+where
+    F: for<'c> Fn(&'c mut PgConnection) -> Work<'c, T> + Send + Sync,
+{
+    let mut transaction =
+        connection
+            .begin_with(begin)
+            .await
+            .map_err(|error| match is_gone(&error) {
+                true => Failed::Dead(error),
+                false => Failed::Aborted(error.into()),
+            })?;
+    match work(&mut transaction).await {
+        Ok(value) => {
+            transaction
+                .commit()
+                .await
+                .map_err(|error| Failed::Aborted(error.into()))?;
+            Ok(value)
+        }
+        Err(abort) => {
+            if let Err(error) = transaction.rollback().await {
+                warn!(%error, "roll back");
+            }
+            Err(Failed::Aborted(abort))
+        }
+    }
+}
+
+/// 5 to 10 ms, twice that after the second run, and so on: colliding batches must not meet again.
+fn pause(runs: u32) -> Duration {
+    let longest_us = 10_000 << runs.min(5) >> 1;
+    let random = RandomState::new().build_hasher().finish();
+    Duration::from_micros(longest_us - random % (longest_us / 2))
+}
+
+fn code(error: &sqlx::Error) -> Option<String> {
+    error
+        .as_database_error()
+        .and_then(|error| error.code())
+        .map(|code| code.into_owned())
+}
+
+/// Deadlock, serialization failure.
+fn is_repeatable(error: &sqlx::Error) -> bool {
+    matches!(code(error).as_deref(), Some("40P01" | "40001"))
+}
+
+/// The connection, the server, or its being the primary is gone.
+fn is_gone(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::WorkerCrashed => true,
+        // 57P0x: shut down or terminated; 25P03: idle too long in a transaction; 25006: became a replica;
+        // 53300: too many connections; 28xxx and 3D000 stay defects: they need a person.
+        _ => code(error).is_some_and(|code| {
+            code.starts_with("08")
+                || code.starts_with("57P")
+                || matches!(&*code, "25P03" | "25006" | "53300")
+        }),
+    }
+}
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Self {
+        let words = error.to_string();
+        match code(&error).as_deref() {
+            // Time-outs of a statement, of a lock; a deadlock that was lost too often.
+            Some("57014" | "55P03" | "40P01" | "40001") => Error::Slow(words),
+            _ if is_gone(&error) => Error::Unreachable(words),
+            _ => Error::Defect(words),
+        }
+    }
+}

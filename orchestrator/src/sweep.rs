@@ -1,0 +1,183 @@
+//! The safety net: asks the order owner what is overdue and starts what has no saga. Needs no Kafka.
+//!
+//! Relies on the owner's keyset pages and on the saga key to make a second start harmless. Never: touches an order that
+//! has a live, compensated, parked or resolved saga of its generation.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use lapse_participants::kit::{CallError, OrderKey, OrderOwner, Overdue};
+use lapse_sagas::{Cause, Definition, SagaId};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::bus::Bus;
+use crate::clock::Clock;
+use crate::definitions::Definitions;
+use crate::executor::Executor;
+use crate::intake;
+use crate::store::{self, Standing, Started, Store};
+
+/// Orders later than this are the sweep's business.
+const LATE_BY: TimeDelta = TimeDelta::seconds(5);
+/// Orders per page.
+const PAGE: u32 = 500;
+
+/// Looks for overdue orders.
+pub struct Sweep {
+    /// Says when a record may have been lost: then the sweep runs at once.
+    pub bus: Arc<dyn Bus>,
+    /// Knows which orders have a saga.
+    pub store: Arc<dyn Store>,
+    /// Drives what is started.
+    pub executor: Arc<Executor>,
+    /// Routes orders by their type.
+    pub definitions: Arc<Definitions>,
+    /// For late orders.
+    pub clock: Arc<dyn Clock>,
+    /// How often.
+    pub every: Duration,
+}
+
+/// Why a sweep stopped early.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("the order owner does not answer: {0}")]
+    Owner(#[from] CallError),
+    #[error(transparent)]
+    Store(#[from] store::Error),
+}
+
+impl Sweep {
+    /// Sweeps every few seconds until stopped.
+    pub async fn run(&self, stop: &CancellationToken) {
+        loop {
+            tokio::select! {
+                () = self.pause() => {}
+                () = stop.cancelled() => return,
+            }
+            for name in self.owners() {
+                let Some(owner) = self.executor.owner(&name) else {
+                    continue;
+                };
+                match self.sweep(owner.as_ref()).await {
+                    Ok(0) => {}
+                    Ok(started) => info!(owner = name, started, "the sweep found overdue orders"),
+                    Err(error) => warn!(owner = name, %error, "sweep cut short; it comes again"),
+                }
+                metrics::gauge!("lapse_sweep_last_run_seconds")
+                    .set(self.clock.now().timestamp() as f64);
+            }
+        }
+    }
+
+    /// Until the next sweep is due or something may have been lost.
+    async fn pause(&self) {
+        let mut left = self.every;
+        let step = Duration::from_millis(250);
+        while !left.is_zero() && !self.bus.take_suspicion() {
+            tokio::time::sleep(left.min(step)).await;
+            left = left.saturating_sub(step);
+        }
+    }
+
+    fn owners(&self) -> BTreeSet<String> {
+        self.definitions
+            .active()
+            .iter()
+            .map(|definition| definition.body.trigger.order_owner.clone())
+            .collect()
+    }
+
+    /// All pages, oldest first. Gives the number of sagas started.
+    async fn sweep(&self, owner: &dyn OrderOwner) -> Result<usize, Error> {
+        let mut started = 0;
+        let mut after: Option<Overdue> = None;
+        loop {
+            let page = owner.overdue_orders(after.as_ref(), PAGE).await?;
+            let Some(last) = page.last().cloned() else {
+                return Ok(started);
+            };
+            let late = self.clock.now() - LATE_BY;
+            let overdue: Vec<Overdue> = page
+                .into_iter()
+                .filter(|order| order.due_at <= late)
+                .collect();
+            started += self.start_missing(overdue).await?;
+            after = Some(last);
+        }
+    }
+
+    async fn start_missing(&self, overdue: Vec<Overdue>) -> Result<usize, Error> {
+        let mut started = 0;
+        for definition in self.definitions.active() {
+            let trigger = &definition.body.trigger;
+            let own: Vec<&Overdue> = overdue
+                .iter()
+                .filter(|order| trigger.delay(&order.order_type).is_some())
+                .collect();
+            if own.is_empty() {
+                continue;
+            }
+            let keys: Vec<OrderKey> = own.iter().map(|order| order.order.clone()).collect();
+            let standing = self.store.standing(definition.name(), &keys).await?;
+            let mut missing = Vec::new();
+            let mut unresolved: Vec<(SagaId, Overdue)> = Vec::new();
+            for (order, standing) in own.into_iter().zip(standing) {
+                match standing {
+                    Standing::None => missing.push(order.clone()),
+                    Standing::InHand => {}
+                    Standing::Closed { saga_id, .. } => unresolved.push((saga_id, order.clone())),
+                }
+            }
+            if !unresolved.is_empty() {
+                self.store
+                    .alert_unresolved(definition.name(), &unresolved)
+                    .await?;
+            }
+            started += self.start(&definition, missing).await?;
+        }
+        Ok(started)
+    }
+
+    async fn start(
+        &self,
+        definition: &Arc<Definition>,
+        missing: Vec<Overdue>,
+    ) -> Result<usize, Error> {
+        if missing.is_empty() {
+            return Ok(0);
+        }
+        while self.executor.room(definition) < missing.len().min(PAGE as usize / 2) {
+            self.executor.progress(Duration::from_millis(50)).await;
+        }
+        let now = self.clock.now();
+        let starts = missing
+            .into_iter()
+            .map(|overdue| {
+                let event =
+                    json!({ "order_id": overdue.order.order_id, "order_type": overdue.order_type });
+                let due_at = Some(overdue.due_at);
+                intake::start(
+                    definition,
+                    overdue.order,
+                    &overdue.order_type,
+                    Cause::Sweep,
+                    due_at,
+                    event,
+                    now,
+                )
+            })
+            .collect();
+        let started = self.executor.start(starts).await?;
+        let new = started
+            .iter()
+            .filter(|started| matches!(started, Started::New(_)))
+            .count();
+        metrics::counter!("lapse_sweep_found_total").increment(new as u64);
+        Ok(new)
+    }
+}
