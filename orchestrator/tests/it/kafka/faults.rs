@@ -15,7 +15,6 @@ on_both!(
     two_coordinators_share_the_partitions_and_lose_nothing,
     acknowledgements_after_a_revocation_are_ignored,
     records_deleted_before_they_were_read_raise_suspicion,
-    records_deleted_while_nothing_is_left_to_read_raise_suspicion,
 );
 
 async fn what_was_not_done_is_delivered_again_and_what_was_is_not(bench: Bench) {
@@ -201,11 +200,13 @@ async fn records_deleted_before_they_were_read_raise_suspicion(bench: Bench) {
     assert!(!bus.take_suspicion(), "told once");
 }
 
-async fn records_deleted_while_nothing_is_left_to_read_raise_suspicion(mut bench: Bench) {
-    if bench.broker.is_some() {
-        // The in-process broker deletes only while records come in, so something is always left to read.
+/// The in-process broker deletes only while records come in, so there something is always left to read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_deleted_while_nothing_is_left_to_read_raise_suspicion() {
+    let test = "records_deleted_while_nothing_is_left_to_read_raise_suspicion";
+    let Some(mut bench) = Bench::apache_kafka(test) else {
         return;
-    }
+    };
     bench
         .settings
         .extra
