@@ -82,9 +82,16 @@ impl Intake {
     async fn take(&self, ripe: Vec<Ripe>) {
         let (mut candidates, mut dead) = (Vec::new(), Vec::new());
         for record in ripe {
-            match self.candidate(record) {
-                Ok(candidate) => candidates.push(candidate),
-                Err(refused) => dead.push(refused),
+            match self.read(&record) {
+                Ok((definition, event, due_at)) => {
+                    candidates.push(Candidate {
+                        ripe: record,
+                        definition,
+                        event,
+                        due_at,
+                    });
+                }
+                Err(bad) => dead.push((record, bad)),
             }
         }
         self.bury(dead).await;
@@ -92,35 +99,11 @@ impl Intake {
         self.start(candidates).await;
     }
 
-    fn candidate(&self, ripe: Ripe) -> Result<Candidate, (Ripe, BadRecord)> {
-        let due_at = match &ripe.due {
-            Ok(due_at) => *due_at,
-            Err(bad) => {
-                let bad = bad.clone();
-                return Err((ripe, bad));
-            }
-        };
-        let event = match OrderEvent::parse(&ripe.value) {
-            Ok(event) => event,
-            Err(bad) => {
-                return Err((
-                    ripe,
-                    BadRecord {
-                        reason: bad.reason,
-                        detail: bad.detail,
-                    },
-                ));
-            }
-        };
-        match self.definitions.route(&event) {
-            Ok(definition) => Ok(Candidate {
-                ripe,
-                definition,
-                event,
-                due_at,
-            }),
-            Err(bad) => Err((ripe, bad)),
-        }
+    fn read(&self, ripe: &Ripe) -> Result<(Arc<Definition>, OrderEvent, Timestamp), BadRecord> {
+        let due_at = ripe.due.clone()?;
+        let event = OrderEvent::parse(&ripe.value).map_err(bad_event)?;
+        let definition = self.definitions.route(&event)?;
+        Ok((definition, event, due_at))
     }
 
     /// Dead letters are rows in Postgres first; their records are done only then.
@@ -297,6 +280,13 @@ pub fn start(
     }
 }
 
+fn bad_event(bad: lapse_sagas::order_event::BadEvent) -> BadRecord {
+    BadRecord {
+        reason: bad.reason,
+        detail: bad.detail,
+    }
+}
+
 fn new_id(now: Timestamp) -> Uuid {
     let seconds = u64::try_from(now.timestamp()).unwrap_or_default();
     Uuid::new_v7(uuid::Timestamp::from_unix(
@@ -344,13 +334,9 @@ pub fn due_time(
     appended_at: Timestamp,
     now: Timestamp,
 ) -> Result<Timestamp, BadRecord> {
-    let bad = |bad: lapse_sagas::order_event::BadEvent| BadRecord {
-        reason: bad.reason,
-        detail: bad.detail,
-    };
-    let event = OrderEvent::parse(value).map_err(bad)?;
+    let event = OrderEvent::parse(value).map_err(bad_event)?;
     if event.due.is_some() {
-        return event.due_at(None, now).map_err(bad);
+        return event.due_at(None, now).map_err(bad_event);
     }
     match bucket {
         Some(delay) => Ok(appended_at + delay.delta()),
@@ -359,7 +345,7 @@ pub fn due_time(
             let order_type = event.order_type.as_deref().unwrap_or_default();
             event
                 .due_at(definition.body.trigger.delay(order_type), now)
-                .map_err(bad)
+                .map_err(bad_event)
         }
     }
 }

@@ -86,7 +86,8 @@ impl Service {
         tokio::spawn(keep_time(clock.clone(), stop.clone()));
         let site = http::Site {
             executor: coordinator.executor(),
-            store, ops,
+            store,
+            ops,
             bus: bus.clone(),
             definitions,
             clock,

@@ -109,28 +109,44 @@ pub struct Lateness {
 ///
 /// # Errors
 /// If something is not reachable, or orders are not through in time.
-pub async fn run(mut config: Config, plan: Plan, metrics: PrometheusHandle) -> anyhow::Result<Report> {
+pub async fn run(
+    mut config: Config,
+    plan: Plan,
+    metrics: PrometheusHandle,
+) -> anyhow::Result<Report> {
     let name = format!("lapse_bench_{}", Uuid::now_v7().simple());
-    config.postgres.url = schema::create_database(&config.postgres.url, &name).await.context("create a database")?;
+    config.postgres.url = schema::create_database(&config.postgres.url, &name)
+        .await
+        .context("create a database")?;
     config.kafka.prefix = format!("{name}.");
     config.kafka.group.clone_from(&name);
     config.http.listen.set_port(0);
     config.shop.enabled = true;
     config.shop.url = String::new();
     migrate::migrate(&config).await?;
-    topics::create(&config.kafka_settings()).await.context("create the topics")?;
+    topics::create(&config.kafka_settings())
+        .await
+        .context("create the topics")?;
     let service = Service::start(&config, metrics).await?;
     let measured = measure(&config, service.bus().as_ref(), plan).await;
     service.stop().await;
     let lateness = measured?;
     let verify = verify::run(&config, &Bounds::default()).await?;
-    let early = verify.checks.iter().filter(|check| check.id == "early").map(|check| check.violations).sum();
+    let early = verify
+        .checks
+        .iter()
+        .filter(|check| check.id == "early")
+        .map(|check| check.violations)
+        .sum();
     let ops = Ops::new(service::database(&config)?);
     let settings = ops.server_settings().await?;
     Ok(Report {
         ok: verify.ok,
         machine: machine(),
-        versions: Versions { lapse: env!("CARGO_PKG_VERSION"), postgres: settings.version },
+        versions: Versions {
+            lapse: env!("CARGO_PKG_VERSION"),
+            postgres: settings.version,
+        },
         settings: Settings {
             case: "per_step",
             mix: "unpaid_spread",
@@ -148,8 +164,12 @@ async fn measure(config: &Config, bus: &dyn Bus, plan: Plan) -> anyhow::Result<L
     let db = service::database(config)?;
     let (store, ops) = (PgStore::new(db.clone()), Ops::new(db));
     until_ready(bus).await?;
-    let supply: Vec<(StockKey, Decimal)> = (0..SKUS).map(|n| (sku(n), Decimal::from(1_000_000))).collect();
-    shop.stock_up_many(&supply).await.context("put units in stock")?;
+    let supply: Vec<(StockKey, Decimal)> = (0..SKUS)
+        .map(|n| (sku(n), Decimal::from(1_000_000)))
+        .collect();
+    shop.stock_up_many(&supply)
+        .await
+        .context("put units in stock")?;
 
     let total = u64::from(plan.rate) * u64::from(plan.seconds);
     let mut ticks = interval(PLACE_EVERY);
@@ -185,7 +205,11 @@ fn order(random: &mut fastrand::Rng, now: lapse_sagas::Timestamp) -> NewOrder {
     let lines = (0..random.usize(1..4))
         .map(|_| {
             let StockKey { sku, warehouse } = sku(random.usize(0..SKUS));
-            Line { sku, warehouse, quantity: Decimal::ONE }
+            Line {
+                sku,
+                warehouse,
+                quantity: Decimal::ONE,
+            }
         })
         .collect();
     let jitter = TimeDelta::microseconds(random.i64(0..50_000));
@@ -193,15 +217,26 @@ fn order(random: &mut fastrand::Rng, now: lapse_sagas::Timestamp) -> NewOrder {
 }
 
 fn sku(n: usize) -> StockKey {
-    StockKey { sku: format!("SKU-{n:05}"), warehouse: "main".to_owned() }
+    StockKey {
+        sku: format!("SKU-{n:05}"),
+        warehouse: "main".to_owned(),
+    }
 }
 
 async fn relay(shop: &Shop, bus: &dyn Bus) -> anyhow::Result<()> {
     let rows = shop.claim_outbox(10_000).await?;
-    let message =
-        |row: &OutboxRow| Publish { topic: "schedule".to_owned(), key: row.key.clone(), payload: row.payload.clone() };
+    let message = |row: &OutboxRow| Publish {
+        topic: "schedule".to_owned(),
+        key: row.key.clone(),
+        payload: row.payload.clone(),
+    };
     let acked = bus.publish(rows.iter().map(message).collect()).await;
-    let produced: Vec<i64> = rows.iter().zip(acked).filter(|(_, acked)| *acked).map(|(row, _)| row.outbox_id).collect();
+    let produced: Vec<i64> = rows
+        .iter()
+        .zip(acked)
+        .filter(|(_, acked)| *acked)
+        .map(|(row, _)| row.outbox_id)
+        .collect();
     shop.delete_outbox(&produced).await?;
     Ok(())
 }
@@ -221,12 +256,18 @@ async fn until_through(ops: &Ops, orders: i64) -> anyhow::Result<()> {
     let deadline = Instant::now() + SETTLE_WITHIN;
     loop {
         let totals = ops.totals().await?;
-        let completed: i64 = totals.iter().filter(|total| total.counter == "completed").map(|total| total.n).sum();
+        let completed: i64 = totals
+            .iter()
+            .filter(|total| total.counter == "completed")
+            .map(|total| total.n)
+            .sum();
         if completed >= orders {
             return Ok(());
         }
         if Instant::now() > deadline {
-            bail!("only {completed} of {orders} orders were through {SETTLE_WITHIN:?} after the last was placed");
+            bail!(
+                "only {completed} of {orders} orders were through {SETTLE_WITHIN:?} after the last was placed"
+            );
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
@@ -235,6 +276,16 @@ async fn until_through(ops: &Ops, orders: i64) -> anyhow::Result<()> {
 fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let memory = memory.lines().next().unwrap_or_default().trim_start_matches("MemTotal:").trim().to_owned();
-    format!("{cores} cores, {memory}, {} {}", std::env::consts::OS, std::env::consts::ARCH)
+    let memory = memory
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .trim_start_matches("MemTotal:")
+        .trim()
+        .to_owned();
+    format!(
+        "{cores} cores, {memory}, {} {}",
+        std::env::consts::OS,
+        std::env::consts::ARCH
+    )
 }

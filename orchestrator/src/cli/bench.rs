@@ -34,25 +34,47 @@ pub(super) async fn run(mut context: Context, args: Args) -> anyhow::Result<()> 
     }
     init_logs(&context.config)?;
     let Case::PerStep = args.only;
-    let plan = Plan { rate: args.rate, seconds: args.seconds };
+    let plan = Plan {
+        rate: args.rate,
+        seconds: args.seconds,
+    };
     if context.output == Output::Text {
-        eprintln!("{} orders per second for {} s, each due 3 s after it is placed", plan.rate, plan.seconds);
+        eprintln!(
+            "{} orders per second for {} s, each due 3 s after it is placed",
+            plan.rate, plan.seconds
+        );
     }
     let report = bench::run(context.config.clone(), plan, metrics::install()?).await?;
     if !report.ok {
-        bail!("the run does not verify, so it has no figures:\n{}", verify::words(&report.verify));
+        bail!(
+            "the run does not verify, so it has no figures:\n{}",
+            verify::words(&report.verify)
+        );
     }
     answer::print(context.output, "bench", &report, || words(&report))
 }
 
 fn words(report: &Report) -> String {
     let rows = report.lateness.iter().map(|row| {
-        [row.rate_per_s.into(), row.orders, row.p50_ms, row.p99_ms, row.p999_ms, row.max_ms, row.early]
-            .iter()
-            .map(ToString::to_string)
-            .collect()
+        [
+            row.rate_per_s.into(),
+            row.orders,
+            row.p50_ms,
+            row.p99_ms,
+            row.p999_ms,
+            row.max_ms,
+            row.early,
+        ]
+        .iter()
+        .map(ToString::to_string)
+        .collect()
     });
-    let table = answer::table(&["orders/s", "orders", "p50 ms", "p99 ms", "p99.9 ms", "max ms", "early"], rows);
+    let table = answer::table(
+        &[
+            "orders/s", "orders", "p50 ms", "p99 ms", "p99.9 ms", "max ms", "early",
+        ],
+        rows,
+    );
     format!(
         "{}; postgres {}, fsync {}\nfrom due time to the end of the saga:\n{table}",
         report.machine, report.versions.postgres, report.settings.fsync

@@ -163,8 +163,8 @@ async fn pay(context: &Context, shop: &Shop, order: &OrderRef) -> anyhow::Result
         format!("order {}: {outcome:?}", order.order_id)
     })?;
     match outcome {
-        PayOutcome::Paid { .. } | PayOutcome::AlreadyPaid { .. } => Ok(()),
-        PayOutcome::OrderCancelled { .. } => Err(Exit::Conflict(format!(
+        PayOutcome::Paid | PayOutcome::AlreadyPaid => Ok(()),
+        PayOutcome::OrderCancelled => Err(Exit::Conflict(format!(
             "order {} is cancelled; take no money for it",
             order.order_id
         ))

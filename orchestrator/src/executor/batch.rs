@@ -56,7 +56,9 @@ pub(super) async fn run(executor: &Arc<Executor>, batch: Batch) -> Vec<Saga> {
         loop {
             if !part.is_empty() {
                 match context.call(&part).await {
-                    Called::Answered(events) => in_hand.extend(executor.record(answered(part, events)).await),
+                    Called::Answered(events) => {
+                        in_hand.extend(executor.record(answered(part, events)).await)
+                    }
                     Called::Halve => {
                         let second = part.split_off(part.len() / 2);
                         halves.extend([second, part]);
@@ -122,7 +124,10 @@ impl Context<'_> {
     /// Commits `sent` for every saga.
     async fn send_again(&self, sagas: Vec<Saga>) -> Vec<Saga> {
         let now = self.executor.clock.now();
-        let moves: Vec<Move> = sagas.into_iter().filter_map(|saga| self.sending(saga, now)).collect();
+        let moves: Vec<Move> = sagas
+            .into_iter()
+            .filter_map(|saga| self.sending(saga, now))
+            .collect();
         if moves.is_empty() {
             return Vec::new();
         }
@@ -166,7 +171,12 @@ impl Context<'_> {
         let began = std::time::Instant::now();
         let result = tokio::time::timeout(self.timeout, self.call_undisturbed(&commands))
             .await
-            .unwrap_or_else(|_| Err(CallError::Unknown(format!("timeout: no answer in {:?}", self.timeout))));
+            .unwrap_or_else(|_| {
+                Err(CallError::Unknown(format!(
+                    "timeout: no answer in {:?}",
+                    self.timeout
+                )))
+            });
         metrics::histogram!("lapse_call_duration_seconds", "participant" => self.call.participant.clone(),
             "operation" => self.call.operation.clone())
         .record(began.elapsed().as_secs_f64());

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use lapse_participants::kit::{OrderOwner, Participant};
 use lapse_sagas::event::Counter;
 use lapse_sagas::{
-    Cause, Definition, DefinitionHash, Direction, Effect, Event, Phase, Refused, SagaId, State, Status,
-    StepId, Timestamp, transition,
+    Cause, Definition, DefinitionHash, Direction, Effect, Event, Phase, Refused, SagaId, State,
+    Status, StepId, Timestamp, transition,
 };
 use tokio::sync::Notify;
 use tracing::{debug, error, warn};
@@ -219,13 +219,24 @@ impl Executor {
     ///
     /// # Errors
     /// Those of the store; `Ok(None)` if there is no such saga, `Ok(Some(Err(_)))` if the state machine refuses.
-    pub async fn raise(&self, which: Which, cause: Cause) -> Result<Option<Result<Saga, Refused>>, store::Error> {
+    pub async fn raise(
+        &self,
+        which: Which,
+        cause: Cause,
+    ) -> Result<Option<Result<Saga, Refused>>, store::Error> {
         let refused: Arc<Mutex<Option<Refused>>> = Arc::default();
         let decide: store::Decide = {
             let (definitions, refused) = (Arc::clone(&self.definitions), Arc::clone(&refused));
             Arc::new(move |saga, now| {
-                let Some(definition) = definitions.get(&saga.definition) else { return Decision::Leave };
-                let moved = transition(&definition, saga.state.clone(), Event::CauseRaised { cause }, now);
+                let Some(definition) = definitions.get(&saga.definition) else {
+                    return Decision::Leave;
+                };
+                let moved = transition(
+                    &definition,
+                    saga.state.clone(),
+                    Event::CauseRaised { cause },
+                    now,
+                );
                 let mut refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
                 match moved {
                     Ok((state, effects)) => {
@@ -239,8 +250,13 @@ impl Executor {
                 }
             })
         };
-        let Some(revised) = self.store.revise(which, decide).await?.pop() else { return Ok(None) };
-        let refused = refused.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(revised) = self.store.revise(which, decide).await?.pop() else {
+            return Ok(None);
+        };
+        let refused = refused
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         Ok(Some(refused.map_or(Ok(revised.saga), Err)))
     }
 
@@ -464,13 +480,20 @@ struct Slot {
 
 impl Slot {
     fn new(executor: Arc<Executor>, batch: &Batch) -> Slot {
-        Slot { executor, key: batch.key.clone(), sagas: batch.sagas.len(), began: Instant::now() }
+        Slot {
+            executor,
+            key: batch.key.clone(),
+            sagas: batch.sagas.len(),
+            began: Instant::now(),
+        }
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.executor.lock().finished(&self.key, self.sagas, self.began.elapsed());
+        self.executor
+            .lock()
+            .finished(&self.key, self.sagas, self.began.elapsed());
         self.executor.work.notify_one();
         self.executor.progress.notify_waiters();
     }

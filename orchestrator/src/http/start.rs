@@ -140,14 +140,30 @@ async fn start_checked(
 }
 
 /// The saga exists: its cause may be raised.
-async fn raise(site: &Site, definition: &str, order: &OrderKey, cause: Cause) -> Result<Saga, Problem> {
-    let which = Which::Key { definition: definition.to_owned(), order: order.clone() };
-    match site.executor.raise(which.clone(), cause).await.map_err(unavailable)? {
+async fn raise(
+    site: &Site,
+    definition: &str,
+    order: &OrderKey,
+    cause: Cause,
+) -> Result<Saga, Problem> {
+    let which = Which::Key {
+        definition: definition.to_owned(),
+        order: order.clone(),
+    };
+    match site
+        .executor
+        .raise(which.clone(), cause)
+        .await
+        .map_err(unavailable)?
+    {
         Some(Ok(saga)) => Ok(saga),
         Some(Err(Refused::Unchanged)) => look(site, which).await,
         Some(Err(why)) => {
             let saga = look(site, which).await?;
-            Err(Problem::new(StatusCode::CONFLICT, "conflict", why.to_string()).with(json!({ "saga": view(&saga) })))
+            Err(
+                Problem::new(StatusCode::CONFLICT, "conflict", why.to_string())
+                    .with(json!({ "saga": view(&saga) })),
+            )
         }
         None => Err(gone()),
     }
@@ -159,7 +175,9 @@ async fn wait_for_rest(site: &Site, saga: Saga, wait_ms: u64) -> Result<Saga, Pr
     if wait_ms == 0 || !saga.state.status.is_live() {
         return Ok(saga);
     }
-    while site.ops.is_live(saga.id).await.map_err(unavailable)? && tokio::time::Instant::now() < deadline {
+    while site.ops.is_live(saga.id).await.map_err(unavailable)?
+        && tokio::time::Instant::now() < deadline
+    {
         tokio::time::sleep(LOOK_EVERY).await;
     }
     look(site, Which::Ids(vec![saga.id])).await

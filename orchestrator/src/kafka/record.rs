@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use chrono::TimeDelta;
+use lapse_sagas::order_event::parse_due_header;
 use lapse_sagas::{Span, Timestamp};
 use rdkafka::Message;
 use rdkafka::message::{BorrowedMessage, Header, Headers, OwnedHeaders};
@@ -185,29 +186,9 @@ fn text(headers: &[RawHeader], name: &str) -> Option<String> {
     Some(String::from_utf8_lossy(value.as_ref()?).into_owned())
 }
 
-/// A due header's time, with the reasons that an event's own time has. What lies too far ahead is refused later, with
-/// what the buckets reach.
+/// A due header's time. What lies too far ahead is refused later, with what the buckets reach.
 fn parse_due(text: &str, now: Timestamp) -> Result<Timestamp, BadRecord> {
-    let unreadable = || {
-        bad(
-            "bad_time",
-            format!("header {DUE_HEADER} is {text:?}; write whole milliseconds since 1970"),
-        )
-    };
-    let ms: i64 = text.trim().parse().map_err(|_| unreadable())?;
-    let unit = match ms.checked_ilog10() {
-        Some(9) => Some("seconds"),
-        Some(15) => Some("microseconds"),
-        Some(18) => Some("nanoseconds"),
-        _ => None,
-    };
-    if let Some(unit) = unit {
-        let detail = format!(
-            "header {DUE_HEADER} is {text}, which looks like {unit}; write milliseconds since 1970"
-        );
-        return Err(bad("time_unit", detail));
-    }
-    let due = Timestamp::from_timestamp_millis(ms).ok_or_else(unreadable)?;
+    let due = parse_due_header(text).map_err(|event| bad(event.reason, event.detail))?;
     if due < now - OLDEST {
         return Err(bad(
             "time_range",

@@ -53,16 +53,23 @@ pub async fn migrate(db: &Db) -> Result<(), Error> {
 /// # Errors
 /// As Postgres says; [`Error::Defect`] for another kind of name.
 pub async fn create_database(url: &str, name: &str) -> Result<String, Error> {
-    if !name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_') {
+    if !name
+        .bytes()
+        .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
+    {
         return Err(Error::Defect(format!("{name:?} is no name for a database")));
     }
-    let options: PgConnectOptions = url.parse().map_err(|error| Error::Defect(format!("database URL: {error}")))?;
+    let options: PgConnectOptions = url
+        .parse()
+        .map_err(|error| Error::Defect(format!("database URL: {error}")))?;
     let made = options.clone().database(name).to_url_lossy().to_string();
     let create = format!("create database {name}");
     Db::open(options, 1)
         .apart(|connection| {
             Box::pin(async move {
-                sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(connection).await?;
+                sqlx::raw_sql(sqlx::AssertSqlSafe(create))
+                    .execute(connection)
+                    .await?;
                 Ok(())
             })
         })

@@ -354,9 +354,11 @@ async fn a_command_waits_for_its_twin_and_gives_up_when_that_takes_too_long() {
         let order = shop.overdue_mug().await;
         let saga = Saga::on(&order);
         // The twin is inside its transaction and stays there.
-        let mut twin = shop.pool.acquire().await.expect("a connection is free");
-        let begun = sqlx::raw_sql("begin").execute(&mut *twin).await;
-        begun.expect("a transaction begins");
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "the twin must stay open while the other waits for it"
+        )]
+        let mut twin = shop.pool.begin().await.expect("a transaction begins");
         sqlx::query(
             "insert into shop.barrier (command_id, operation, fingerprint, expires_at)
              values ($1, $2, '', clock_timestamp() + interval '1 h')",
@@ -372,8 +374,7 @@ async fn a_command_waits_for_its_twin_and_gives_up_when_that_takes_too_long() {
             matches!(answer, Err(CallError::Locked(_))),
             "{pair:?}: {answer:?}"
         );
-        let given_up = sqlx::raw_sql("rollback").execute(&mut *twin).await;
-        given_up.expect("the twin gives up");
+        twin.rollback().await.expect("the twin gives up");
         let outcome = send_one(&*participant, &pair.action(&saga)).await;
         assert!(is_done(&outcome), "{pair:?}");
     }
