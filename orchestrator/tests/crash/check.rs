@@ -16,7 +16,7 @@ use crate::orders::{Fate, Plan, Route, number};
 use crate::rig::Rig;
 
 /// Timers are allowed to be late so long after a fault is over: a session that has to run out, and a backlog.
-const AFTERMATH: Duration = Duration::from_secs(15);
+const AFTERMATH: Duration = Duration::from_secs(10);
 
 /// One check, as `lapse verify` writes its own.
 #[derive(Clone, Debug, Serialize)]

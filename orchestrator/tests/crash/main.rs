@@ -2,7 +2,7 @@
 //!
 //! Each test ends in `lapse verify`. `ORDERS` asks for the full run (its result: `target/crash.json`), `SEED` repeats
 //! one; without `ORDERS` a run of a minute. Relies on `scripts/postgres` and `scripts/kafka` for private servers named
-//! `crash`, and on a lock so that one test at a time uses them. Never: touches servers that somebody else uses.
+//! `crash`. Never: touches servers that somebody else uses.
 
 mod check;
 mod coordinator;
@@ -21,7 +21,7 @@ use services::Services;
 #[tokio::test]
 async fn nothing_is_lost_or_doubled_through_kills_stops_and_outages() -> anyhow::Result<()> {
     let test = "nothing_is_lost_or_doubled_through_kills_stops_and_outages";
-    let Some(services) = Services::start(test).await? else {
+    let Some(services) = Services::alone(test).await? else {
         return Ok(());
     };
     let report = run::run(&services, &run::Size::from_environment()?).await?;
@@ -33,7 +33,7 @@ async fn nothing_is_lost_or_doubled_through_kills_stops_and_outages() -> anyhow:
 #[tokio::test]
 async fn without_the_fence_the_checker_finds_it() -> anyhow::Result<()> {
     let test = "without_the_fence_the_checker_finds_it";
-    let Some(services) = Services::start(test).await? else {
+    let Some(services) = Services::shared(test).await? else {
         return Ok(());
     };
     let (with, without) = tokio::try_join!(
@@ -48,7 +48,7 @@ async fn without_the_fence_the_checker_finds_it() -> anyhow::Result<()> {
 #[tokio::test]
 async fn with_offsets_committed_early_and_no_sweep_the_checker_finds_it() -> anyhow::Result<()> {
     let test = "with_offsets_committed_early_and_no_sweep_the_checker_finds_it";
-    let Some(services) = Services::start(test).await? else {
+    let Some(services) = Services::shared(test).await? else {
         return Ok(());
     };
     let (with, without) = tokio::try_join!(

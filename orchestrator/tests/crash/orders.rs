@@ -11,7 +11,7 @@ pub enum Fate {
     Unpaid,
     /// Pays after so long.
     PaysAfter(Duration),
-    /// Pays at the deadline, so many milliseconds off.
+    /// Pays at the deadline, so many milliseconds off: half of them within 20 ms, the others while its timer fires.
     PaysAtTheDeadline(i32),
 }
 
@@ -106,7 +106,8 @@ fn one(random: &mut Rng, n: usize, place_at: Duration, longest: Duration) -> Pla
     let pay_within = Duration::from_millis(pay_within_ms);
     let fate = match random.u32(0..100) {
         0..70 => Fate::PaysAfter(pay_within.mul_f64(random.f64() * 0.9)),
-        70..75 => Fate::PaysAtTheDeadline(random.i32(-20..=20)),
+        70..75 if random.bool() => Fate::PaysAtTheDeadline(random.i32(-20..=20)),
+        70..75 => Fate::PaysAtTheDeadline(random.i32(20..=120)),
         _ => Fate::Unpaid,
     };
     // 1 % of all, taken from those whose loss would be noticed.

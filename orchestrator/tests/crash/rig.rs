@@ -19,7 +19,7 @@ use sqlx::{ConnectOptions, Connection};
 use uuid::Uuid;
 
 use crate::coordinator::{Coordinator, lapse};
-use crate::services::{NAME, Services, target};
+use crate::services::{NAME, Services, database_prefix, target, topic_prefix};
 
 const BROKER_PATIENCE: Duration = Duration::from_secs(10);
 /// Few, so that the topics are quickly there; each bucket still has more partitions than there are coordinators.
@@ -48,13 +48,14 @@ impl Rig {
         settings: &[(&str, &str)],
     ) -> anyhow::Result<Rig> {
         let run = Uuid::now_v7().simple().to_string();
-        let database = format!("{NAME}_{}_{run}", name.replace('-', "_"));
+        services.clear(name).await?;
+        let database = database_prefix(name) + &run;
         let options = services.create_database(&database).await?;
         let directory = target().join(NAME).join(name);
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir_all(&directory)?;
-        let prefix = format!("{NAME}-{name}-{run}.");
-        let group = format!("{NAME}-{name}-{run}");
+        let group = topic_prefix(name) + &run;
+        let prefix = format!("{group}.");
         let usual = [
             ("LAPSE__POSTGRES__URL", options.to_url_lossy().to_string()),
             ("LAPSE__KAFKA__BROKERS", services.brokers().to_owned()),

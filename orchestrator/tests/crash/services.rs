@@ -1,12 +1,14 @@
 //! The private Postgres and Kafka named `crash`, started, stopped and killed by the project's own scripts.
 //!
-//! Relies on a file lock: the servers are torn down under a test's feet by design, so only one test uses them at a time,
-//! over all processes of this checkout. Never: keeps what a former run left there.
+//! Relies on a file lock over all processes of this checkout: a test that takes the servers down has them alone, the others
+//! share them. Whoever is the last to leave stops them. Never: touches servers that tests outside this folder use.
 
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use rdkafka::ClientConfig;
@@ -16,22 +18,34 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions, Connection};
 
-/// The name of both servers, and how databases and topics of these tests begin.
+/// The name of both servers.
 pub const NAME: &str = "crash";
 /// What scripts/kafka says when none can be had.
 const NONE_TO_BE_HAD: i32 = 3;
 
-/// Both servers, running, empty, and nobody else's until this is dropped.
+/// Both servers, running until this is dropped.
 pub struct Services {
     postgres: PgConnectOptions,
     brokers: String,
-    _lock: File,
+    _turn: Turn,
 }
 
 impl Services {
-    /// Starts both. None if there is no Kafka for this machine: then the test is noted as left out.
-    pub async fn start(test: &str) -> anyhow::Result<Option<Services>> {
-        let lock = tokio::task::spawn_blocking(lock).await??;
+    /// Starts both for a test that will take them down. None if there is no Kafka for this machine: then the test is
+    /// noted as left out.
+    pub async fn alone(test: &str) -> anyhow::Result<Option<Services>> {
+        let turn = tokio::task::spawn_blocking(|| Turn::take(File::lock)).await??;
+        Services::start(test, turn).await
+    }
+
+    /// The same for one that leaves them up.
+    #[cfg(feature = "planted")]
+    pub async fn shared(test: &str) -> anyhow::Result<Option<Services>> {
+        let turn = tokio::task::spawn_blocking(|| Turn::take(File::lock_shared)).await??;
+        Services::start(test, turn).await
+    }
+
+    async fn start(test: &str, turn: Turn) -> anyhow::Result<Option<Services>> {
         let code = script("kafka", &["start"]).await?;
         if code == NONE_TO_BE_HAD {
             leave_out(test)?;
@@ -41,14 +55,11 @@ impl Services {
         // It is killed here, so what it has confirmed must be on disk.
         let code = script("postgres", &["start", "--fsync", "on"]).await?;
         ensure!(code == 0, "scripts/postgres start ended with {code}");
-        let postgres: PgConnectOptions = url("postgres").await?.parse()?;
-        let services = Services {
-            postgres,
+        Ok(Some(Services {
+            postgres: url("postgres").await?.parse()?,
             brokers: url("kafka").await?,
-            _lock: lock,
-        };
-        services.clear().await?;
-        Ok(Some(services))
+            _turn: turn,
+        }))
     }
 
     /// `host:port`.
@@ -91,11 +102,12 @@ impl Services {
         Ok(())
     }
 
-    /// Former runs' databases and topics: they stay for looking at until the next run, not longer.
-    async fn clear(&self) -> anyhow::Result<()> {
+    /// Drops a scenario's databases and topics of former runs: they stay to be looked at until its next run, not longer.
+    pub async fn clear(&self, scenario: &str) -> anyhow::Result<()> {
         let mut connection = self.postgres.connect().await.context("reach Postgres")?;
         let names: Vec<String> =
-            sqlx::query_scalar("select datname from pg_database where datname like 'crash\\_%'")
+            sqlx::query_scalar("select datname from pg_database where starts_with(datname, $1)")
+                .bind(database_prefix(scenario))
                 .fetch_all(&mut connection)
                 .await?;
         connection.close().await?;
@@ -105,21 +117,15 @@ impl Services {
         }
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", &self.brokers);
-        let listing: BaseConsumer = config.create()?;
+        let (listing, prefix): (BaseConsumer, String) = (config.create()?, topic_prefix(scenario));
         let topics = tokio::task::spawn_blocking(move || {
-            let metadata = listing.fetch_metadata(None, std::time::Duration::from_secs(10))?;
-            let names = metadata
-                .topics()
-                .iter()
-                .map(|topic| topic.name().to_owned());
-            anyhow::Ok(
-                names
-                    .filter(|name| name.starts_with(NAME))
-                    .collect::<Vec<_>>(),
-            )
-        })
-        .await?
-        .context("list the broker's topics")?;
+            let metadata = listing.fetch_metadata(None, Duration::from_secs(10))?;
+            let topics = metadata.topics().iter();
+            let names = topics.map(|topic| topic.name().to_owned());
+            let ours: Vec<String> = names.filter(|name| name.starts_with(&prefix)).collect();
+            anyhow::Ok(ours)
+        });
+        let topics = topics.await?.context("list the broker's topics")?;
         if !topics.is_empty() {
             let admin: AdminClient<DefaultClientContext> = config.create()?;
             let names: Vec<&str> = topics.iter().map(String::as_str).collect();
@@ -129,8 +135,42 @@ impl Services {
     }
 }
 
-impl Drop for Services {
+/// How the names of a scenario's databases begin.
+pub fn database_prefix(scenario: &str) -> String {
+    format!("{NAME}_{}_", scenario.replace('-', "_"))
+}
+
+/// How the names of a scenario's topics and consumer groups begin.
+pub fn topic_prefix(scenario: &str) -> String {
+    format!("{NAME}-{scenario}-")
+}
+
+/// The right to use the servers.
+struct Turn(File);
+
+/// Tests of this process that use the servers or wait for them.
+static IN_LINE: AtomicUsize = AtomicUsize::new(0);
+
+impl Turn {
+    /// Waits for it.
+    fn take(lock: fn(&File) -> std::io::Result<()>) -> anyhow::Result<Turn> {
+        let directory = target().join(NAME);
+        std::fs::create_dir_all(&directory)?;
+        let file = File::create(directory.join("lock"))?;
+        IN_LINE.fetch_add(1, Ordering::SeqCst);
+        let turn = Turn(file);
+        lock(&turn.0).context("wait for other crash tests to finish")?;
+        Ok(turn)
+    }
+}
+
+impl Drop for Turn {
     fn drop(&mut self) {
+        let is_last = IN_LINE.fetch_sub(1, Ordering::SeqCst) == 1;
+        let unused = || self.0.unlock().is_ok() && self.0.try_lock().is_ok();
+        if !is_last || !unused() {
+            return;
+        }
         for service in ["kafka", "postgres"] {
             let stopped = std::process::Command::new(scripts().join(service))
                 .args(["stop", "--name", NAME])
@@ -150,15 +190,6 @@ pub fn target() -> PathBuf {
 
 fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts")
-}
-
-fn lock() -> anyhow::Result<File> {
-    let directory = target().join(NAME);
-    std::fs::create_dir_all(&directory)?;
-    let file = File::create(directory.join("lock"))?;
-    file.lock()
-        .context("wait for another crash test to finish")?;
-    Ok(file)
 }
 
 async fn script(service: &str, words: &[&str]) -> anyhow::Result<i32> {
