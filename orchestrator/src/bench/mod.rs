@@ -18,7 +18,6 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use uuid::Uuid;
 
 use crate::bus::{Bus, Publish};
-use crate::cli::migrate;
 use crate::config::Config;
 use crate::kafka::topics;
 use crate::service::{self, Service};
@@ -123,7 +122,7 @@ pub async fn run(
     config.http.listen.set_port(0);
     config.shop.enabled = true;
     config.shop.url = String::new();
-    migrate::migrate(&config).await?;
+    service::migrate(&config).await?;
     topics::create(&config.kafka_settings())
         .await
         .context("create the topics")?;
