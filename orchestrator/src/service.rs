@@ -142,6 +142,7 @@ pub fn database(config: &Config) -> anyhow::Result<Db> {
     Ok(Db::open(
         parse_url(&config.postgres.url, "postgres.url")?,
         config.postgres.writers,
+        config.postgres.readers,
     ))
 }
 

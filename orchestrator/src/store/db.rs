@@ -20,7 +20,7 @@ use super::Error;
 /// Two writers are the best number of connections for batches (measured: one and four are slower).
 pub const WRITERS: u32 = 2;
 /// Connections for people and dashboards.
-const READERS: u32 = 4;
+pub const READERS: u32 = 4;
 /// How long to wait for a connection.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a transaction that lost a deadlock is run.
@@ -60,8 +60,8 @@ impl From<Error> for Abort {
 pub type Work<'c, T> = BoxFuture<'c, Result<T, Abort>>;
 
 impl Db {
-    /// Opens both pools without connecting yet; `writers` is usually [`WRITERS`].
-    pub fn open(options: PgConnectOptions, writers: u32) -> Db {
+    /// Opens both pools without connecting yet; `writers` and `readers` are usually [`WRITERS`] and [`READERS`].
+    pub fn open(options: PgConnectOptions, writers: u32, readers: u32) -> Db {
         let hot = options
             .clone()
             .application_name("lapse")
@@ -84,7 +84,7 @@ impl Db {
         };
         Db {
             hot: pool(writers).connect_lazy_with(hot),
-            views: pool(READERS).connect_lazy_with(views),
+            views: pool(readers).connect_lazy_with(views),
             options,
             repeats: Arc::default(),
         }

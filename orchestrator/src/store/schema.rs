@@ -64,7 +64,7 @@ pub async fn create_database(url: &str, name: &str) -> Result<String, Error> {
         .map_err(|error| Error::Defect(format!("database URL: {error}")))?;
     let made = options.clone().database(name).to_url_lossy().to_string();
     let create = format!("create database {name}");
-    Db::open(options, 1)
+    Db::open(options, 1, 1)
         .apart(|connection| {
             Box::pin(async move {
                 sqlx::raw_sql(sqlx::AssertSqlSafe(create))

@@ -170,7 +170,10 @@ async fn a_row_locked_too_long_is_slow_and_an_unreachable_server_is_unreachable(
     assert_eq!(skipped, []);
 
     let nowhere = subject.database.options.clone().port(1);
-    let error = PgStore::new(Db::open(nowhere, 1)).now().await.unwrap_err();
+    let error = PgStore::new(Db::open(nowhere, 1, 1))
+        .now()
+        .await
+        .unwrap_err();
     assert!(matches!(error, Error::Unreachable(_)), "{error}");
 }
 
@@ -203,7 +206,7 @@ async fn partitions_are_made_by_many_at_once_and_for_a_saga_of_any_day() {
 #[tokio::test]
 async fn many_coordinators_may_migrate_at_once() {
     let database = crate::database::TestDatabase::create().await;
-    let migrate = || async { schema::migrate(&Db::open(database.options.clone(), 1)).await };
+    let migrate = || async { schema::migrate(&Db::open(database.options.clone(), 1, 1)).await };
     let (a, b, c) = tokio::join!(migrate(), migrate(), migrate());
     a.and(b).and(c).expect("all succeed");
 }

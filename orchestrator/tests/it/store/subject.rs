@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use chrono::TimeDelta;
-use lapse::store::db::{Db, WRITERS};
+use lapse::store::db::{Db, READERS, WRITERS};
 use lapse::store::history::Line;
 use lapse::store::memory::{AlertState, MemoryStore};
 use lapse::store::ops::Ops;
@@ -130,7 +130,7 @@ pub struct InPostgres {
 impl InPostgres {
     pub async fn create() -> InPostgres {
         let database = TestDatabase::create().await;
-        let db = Db::open(database.options.clone(), WRITERS);
+        let db = Db::open(database.options.clone(), WRITERS, READERS);
         schema::migrate(&db).await.expect("migrate");
         let pool = PgPool::connect_with(database.options.clone())
             .await
