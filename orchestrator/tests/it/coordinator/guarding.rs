@@ -50,7 +50,10 @@ async fn a_guarded_definition_starts_no_saga_for_what_is_paid_and_counts_it(mut 
         (live.total("dropped_paid").await == 1).then_some(())
     })
     .await;
-    assert!(live.story("paid").await.is_none(), "no saga for what is paid");
+    assert!(
+        live.story("paid").await.is_none(),
+        "no saga for what is paid"
+    );
     live.verified().await;
     service.stop().await;
     std::fs::remove_file(file).expect("the definition can be removed");
