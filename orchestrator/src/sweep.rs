@@ -143,19 +143,34 @@ impl Sweep {
         Ok(started)
     }
 
+    /// As many at a time as the executor has room for, however little that is.
     async fn start(
         &self,
         definition: &Arc<Definition>,
-        missing: Vec<Overdue>,
+        mut missing: Vec<Overdue>,
     ) -> Result<usize, Error> {
-        if missing.is_empty() {
-            return Ok(0);
+        let mut new = 0;
+        while !missing.is_empty() {
+            let room = self.executor.room(definition);
+            if room == 0 {
+                self.executor.progress(Duration::from_millis(50)).await;
+                continue;
+            }
+            let later = missing.split_off(room.min(missing.len()));
+            new += self.start_now(definition, missing).await?;
+            missing = later;
         }
-        while self.executor.room(definition) < missing.len().min(PAGE as usize / 2) {
-            self.executor.progress(Duration::from_millis(50)).await;
-        }
+        metrics::counter!("lapse_sweep_found_total").increment(new as u64);
+        Ok(new)
+    }
+
+    async fn start_now(
+        &self,
+        definition: &Arc<Definition>,
+        overdue: Vec<Overdue>,
+    ) -> Result<usize, Error> {
         let now = self.clock.now();
-        let starts = missing
+        let starts = overdue
             .into_iter()
             .map(|overdue| {
                 let event =
@@ -173,11 +188,7 @@ impl Sweep {
             })
             .collect();
         let started = self.executor.start(starts).await?;
-        let new = started
-            .iter()
-            .filter(|started| matches!(started, Started::New(_)))
-            .count();
-        metrics::counter!("lapse_sweep_found_total").increment(new as u64);
-        Ok(new)
+        let is_new = |started: &&Started| matches!(started, Started::New(_));
+        Ok(started.iter().filter(is_new).count())
     }
 }

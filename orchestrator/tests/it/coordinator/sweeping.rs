@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use chrono::TimeDelta;
+use chrono::{TimeDelta, Utc};
 use rust_decimal::Decimal;
 
 use crate::support::live::{Live, STOCK, on_both_brokers};
@@ -13,7 +13,7 @@ const SWEPT_WITHIN: TimeDelta = TimeDelta::seconds(12);
 const SOON: Duration = Duration::from_secs(30);
 
 on_both_brokers! {
-    an_order_that_never_reached_kafka_is_cancelled_by_the_sweep,
+    orders_that_never_reached_kafka_are_cancelled_by_the_sweep_however_little_room_there_is,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -43,22 +43,33 @@ async fn while_the_broker_is_down_the_sweep_cancels_and_messages_wait() {
     service.stop().await;
 }
 
-async fn an_order_that_never_reached_kafka_is_cancelled_by_the_sweep(live: Live) {
+/// One command per call: the sweep has more to start than there is room for at once.
+async fn orders_that_never_reached_kafka_are_cancelled_by_the_sweep_however_little_room_there_is(
+    mut live: Live,
+) {
+    live.config.executor.batch_max = 1;
     let service = live.start().await;
-    let placed = live.place("lost", TimeDelta::milliseconds(200)).await;
+    let ids: Vec<String> = (0..10).map(|n| format!("lost-{n}")).collect();
+    let due = Utc::now() + TimeDelta::milliseconds(200);
+    live.place_many(&ids, due).await;
 
-    let story = live.story_in("lost", "completed", SOON).await;
+    let sagas = live.all_ended(ids.len(), SOON).await;
 
-    assert_eq!(story.saga.cause, "sweep");
-    let order = live.order("lost").await;
-    assert_eq!(order.cancel_reason.as_deref(), Some("sweep"));
-    let late = order.cancelled_at.expect("cancelled") - placed.due_at;
-    assert!(
-        late > TimeDelta::seconds(5) && late < SWEPT_WITHIN,
-        "{late} after its deadline"
-    );
+    for saga in sagas {
+        assert_eq!(
+            (saga.state.as_str(), saga.cause.as_str()),
+            ("completed", "sweep")
+        );
+        let order = live.order(&saga.order_id).await;
+        assert_eq!(order.cancel_reason.as_deref(), Some("sweep"));
+        let late = order.cancelled_at.expect("cancelled") - due;
+        assert!(
+            late > TimeDelta::seconds(5) && late < SWEPT_WITHIN,
+            "{late} after its deadline"
+        );
+    }
     assert_eq!(live.stock().await.available, Decimal::from(STOCK));
-    live.messages_about("outcomes", "lost", 1).await;
+    live.messages_about("outcomes", "lost-0", 1).await;
     live.verified().await;
     service.stop().await;
 }

@@ -17,7 +17,7 @@ use lapse::store::memory::MemoryStore;
 use lapse::store::{self, Decision, HistoryHead, Saga, Store, Which};
 use lapse_participants::kit::{OrderOwner, Participant};
 use lapse_sagas::event::Entry;
-use lapse_sagas::{Cause, Definition, Event, Status, transition};
+use lapse_sagas::{Cause, Definition, Event, Span, Status, transition};
 use serde_json::{Value, json};
 
 use super::life::{Life, Mortal};
@@ -166,7 +166,7 @@ impl Story {
         let bus = self.bus.clone();
         tokio::spawn(async move {
             loop {
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
                 bus.tick();
             }
         });
@@ -323,6 +323,7 @@ impl Story {
         let mut config = Config::default();
         config.executor.batch_max = [1, 3, 500][self.dice.usize(0..3)];
         config.executor.slots = self.dice.usize(1..3);
+        config.executor.poll = Span::from_millis(500);
         (Coordinator::start(parts, &config), life)
     }
 
@@ -360,7 +361,7 @@ impl Story {
                 tokio::time::Instant::now() < deadline,
                 "{records} records and {messages} messages to go, forgotten: {unheard:?}, live: {live:#?}"
             );
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            tokio::time::sleep(Duration::from_millis(500)).await;
         }
     }
 

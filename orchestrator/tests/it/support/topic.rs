@@ -13,8 +13,6 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// One record.
 #[derive(Clone, Debug)]
 pub struct Message {
-    /// Its key.
-    pub key: Option<Vec<u8>>,
     /// Its value.
     pub value: Vec<u8>,
 }
@@ -67,7 +65,6 @@ pub async fn read(brokers: &str, topic: &str) -> Vec<Message> {
             };
             let polled = polled.expect("a record");
             messages.push(Message {
-                key: polled.key().map(<[u8]>::to_vec),
                 value: polled.payload().unwrap_or_default().to_vec(),
             });
         }
@@ -97,6 +94,27 @@ pub async fn uncommitted(brokers: &str, group: &str, topic: &str) -> i64 {
             }
         });
         behind.sum()
+    })
+    .await
+}
+
+/// How many topics each member of a group has partitions of.
+pub async fn shares(brokers: &str, group: &str) -> Vec<i32> {
+    let (brokers, group) = (brokers.to_owned(), group.to_owned());
+    blocking(move || {
+        let listed =
+            consumer(&brokers, "lapse-test-reader").fetch_group_list(Some(&group), PATIENCE);
+        let listed = listed.expect("groups");
+        let members = listed.groups().iter().flat_map(|group| group.members());
+        members
+            .map(|member| {
+                // ConsumerProtocolAssignment: version INT16, then an array, whose length is an INT32.
+                let length = member.assignment().and_then(|bytes| bytes.get(2..6));
+                length.map_or(0, |length| {
+                    i32::from_be_bytes(length.try_into().expect("four bytes"))
+                })
+            })
+            .collect()
     })
     .await
 }
