@@ -7,7 +7,7 @@ help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: toolchain ## one run of the whole, on a private PostgreSQL and an in-process broker: orders are placed, paid, cancelled
-	@bin=$$(scripts/postgres get) && LAPSE_PG_BIN=$$bin cargo run --quiet --bin lapse -- dev --once $(ARGS)
+	@bin=$$(scripts/postgres get) && LAPSE_PG_BIN=$$bin cargo run --bin lapse -- dev --once $(ARGS)
 
 test: ## every test, on a real PostgreSQL and a real Kafka (ARGS: for cargo test)
 	@scripts/test $(ARGS)

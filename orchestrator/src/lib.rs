@@ -18,6 +18,7 @@ pub mod kafka;
 pub mod metrics;
 pub mod relay;
 pub mod service;
+pub mod shop_relay;
 pub mod store;
 pub mod sweep;
 pub mod timer;

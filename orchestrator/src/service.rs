@@ -31,6 +31,7 @@ use crate::store::Store;
 use crate::store::db::Db;
 use crate::store::ops::Ops;
 use crate::store::pg::PgStore;
+use crate::store::schema;
 
 /// The definition that is used where none is named.
 pub const SHIPPED: (&str, &str) = (
@@ -113,6 +114,24 @@ impl Service {
         self.stop.cancel();
         let _ = tokio::time::timeout(Duration::from_secs(1), self.http).await;
     }
+}
+
+/// Brings the tables of the coordinator, and of the shop if it is served here, up to this version. Any number of
+/// processes at once.
+///
+/// # Errors
+/// As Postgres says.
+pub async fn migrate(config: &Config) -> anyhow::Result<()> {
+    schema::migrate(&database(config)?)
+        .await
+        .context("migrate the coordinator's tables")?;
+    if config.shop.enabled {
+        let pool = shop_database(config)?;
+        lapse_participants::shop::migrate(&pool)
+            .await
+            .context("migrate the shop's tables")?;
+    }
+    Ok(())
 }
 
 /// The coordinator's database.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use chrono::TimeDelta;
 use lapse_participants::audit::Bounds;
-use lapse_participants::shop::{Line, NewOrder, OutboxRow, Shop};
+use lapse_participants::shop::{Line, NewOrder, Shop};
 use lapse_participants::stock::StockKey;
 use metrics_exporter_prometheus::PrometheusHandle;
 use rust_decimal::Decimal;
@@ -17,11 +17,11 @@ use serde::Serialize;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use uuid::Uuid;
 
-use crate::bus::{Bus, Publish};
-use crate::cli::migrate;
+use crate::bus::Bus;
 use crate::config::Config;
 use crate::kafka::topics;
 use crate::service::{self, Service};
+use crate::shop_relay;
 use crate::store::ops::Ops;
 use crate::store::pg::PgStore;
 use crate::store::{Store, schema};
@@ -123,7 +123,7 @@ pub async fn run(
     config.http.listen.set_port(0);
     config.shop.enabled = true;
     config.shop.url = String::new();
-    migrate::migrate(&config).await?;
+    service::migrate(&config).await?;
     topics::create(&config.kafka_settings())
         .await
         .context("create the topics")?;
@@ -186,7 +186,7 @@ async fn measure(config: &Config, bus: &dyn Bus, plan: Plan) -> anyhow::Result<L
         for outcome in shop.place_many(&orders).await.context("place orders")? {
             outcome.map_err(|refusal| anyhow::anyhow!("an order was refused: {refusal}"))?;
         }
-        relay(&shop, bus).await?;
+        shop_relay::round(&shop, bus).await?;
     }
     until_through(&ops, i64::try_from(total)?).await?;
     let found = ops.lateness().await?;
@@ -221,24 +221,6 @@ fn sku(n: usize) -> StockKey {
         sku: format!("SKU-{n:05}"),
         warehouse: "main".to_owned(),
     }
-}
-
-async fn relay(shop: &Shop, bus: &dyn Bus) -> anyhow::Result<()> {
-    let rows = shop.claim_outbox(10_000).await?;
-    let message = |row: &OutboxRow| Publish {
-        topic: "schedule".to_owned(),
-        key: row.key.clone(),
-        payload: row.payload.clone(),
-    };
-    let acked = bus.publish(rows.iter().map(message).collect()).await;
-    let produced: Vec<i64> = rows
-        .iter()
-        .zip(acked)
-        .filter(|(_, acked)| *acked)
-        .map(|(row, _)| row.outbox_id)
-        .collect();
-    shop.delete_outbox(&produced).await?;
-    Ok(())
 }
 
 async fn until_ready(bus: &dyn Bus) -> anyhow::Result<()> {

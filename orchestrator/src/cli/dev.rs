@@ -6,7 +6,7 @@ use anyhow::bail;
 use serde_json::json;
 
 use super::{Context, answer, init_logs, run, verify};
-use crate::dev::{Dev, Options};
+use crate::dev::{Dev, Options, Report};
 use crate::metrics;
 
 /// Flags of `lapse dev`.
@@ -29,7 +29,7 @@ pub(super) struct Args {
 pub(super) async fn run(mut context: Context, args: Args) -> anyhow::Result<()> {
     if context.config.log.filter == "info" {
         // The stream tells what happens; the log only what goes wrong.
-        context.config.log.filter = "warn".to_owned();
+        context.config.log.filter = "warn,sqlx::query=error".to_owned();
     }
     init_logs(&context.config)?;
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
@@ -40,13 +40,22 @@ pub(super) async fn run(mut context: Context, args: Args) -> anyhow::Result<()> 
     };
     let dev = Dev::start(&options, context.config.clone(), metrics::install()?).await?;
     let report = dev.stream(&options).await;
-    if !args.once && report.is_ok() {
+    if args.once {
+        dev.stop().await;
+        return finish(&context, &report?);
+    }
+    if let Ok(report) = &report {
+        eprintln!("\n{}\n", report.words());
         eprintln!("the shop's own orders are through; produce your own, or stop with Ctrl-C");
         run::wait_for_signal().await?;
     }
     dev.stop().await;
-    let report = report?;
-    answer::print(context.output, "dev", &report, || {
+    report.map(drop)
+}
+
+/// With somebody's own orders between them the stream's need not add up, so only `--once` judges.
+fn finish(context: &Context, report: &Report) -> anyhow::Result<()> {
+    answer::print(context.output, "dev", report, || {
         format!("{}\n\n{}", verify::words(&report.verify), report.words())
     })?;
     if !report.ok {

@@ -18,7 +18,7 @@ mod answer;
 mod bench;
 mod dev;
 mod look;
-pub(crate) mod migrate;
+mod migrate;
 mod run;
 mod shop;
 mod start;

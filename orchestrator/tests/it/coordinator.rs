@@ -4,6 +4,7 @@
 mod cancelling;
 mod dead_letters;
 mod failing;
+mod guarding;
 mod replaying;
 mod sharing;
 mod sweeping;

@@ -1,4 +1,5 @@
 //! Integration tests: real Postgres always, the embedded broker always, real Apache Kafka wherever it can be had.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on stops there")]
 
 mod cli;
 mod coordinator;

@@ -139,7 +139,7 @@ impl Story {
         let definition = Definition::parse("quick.yaml", QUICK).expect("the definition is right");
         let definition = Arc::new(definition);
         store
-            .deploy(&[definition.clone()])
+            .deploy(std::slice::from_ref(&definition))
             .await
             .expect("it can be deployed");
         // Some stories are calm and some are wild.

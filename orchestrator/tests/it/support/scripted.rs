@@ -68,16 +68,6 @@ impl Scripted {
             .collect()
     }
 
-    /// The sizes of all calls of this operation.
-    pub fn call_sizes(&self, operation: &str) -> Vec<usize> {
-        let calls = self.calls.lock().unwrap();
-        calls
-            .iter()
-            .filter(|call| call.operation == operation)
-            .map(|call| call.commands.len())
-            .collect()
-    }
-
     fn peek(&self, command: &Command) -> Option<Answer> {
         let key = (command.operation.clone(), command.order.order_id.clone());
         self.answers.lock().unwrap().get(&key)?.front().cloned()

@@ -61,7 +61,7 @@ impl World {
         );
         store.prepare_days().await.expect("partitions can be made");
         store
-            .deploy(&[definition.clone()])
+            .deploy(std::slice::from_ref(&definition))
             .await
             .expect("the definition can be deployed");
         let definitions = Arc::new(

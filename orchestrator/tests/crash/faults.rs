@@ -1,0 +1,180 @@
+//! What goes wrong, when, for how long; and the log of it.
+//!
+//! Relies on faults that come one after the other, each over before the next begins, so that the promise of one fault
+//! can be asked for: 30 s whatever coordinator or broker is away. Never: hides how long something really was away.
+
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use serde::Serialize;
+
+use crate::coordinator::Coordinator;
+use crate::services::Services;
+
+/// One kind of fault.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// SIGKILL, started again.
+    CoordinatorKilled,
+    /// SIGSTOP, SIGCONT.
+    CoordinatorStopped,
+    /// Both SIGKILLed at once, started again.
+    BothCoordinatorsKilled,
+    /// Shut down, started again.
+    BrokerStopped,
+    /// SIGKILL, started again.
+    BrokerKilled,
+    /// Fast shutdown, started again at once.
+    PostgresRestarted,
+    /// SIGKILL of all its processes, started again at once.
+    PostgresKilled,
+}
+
+impl Kind {
+    /// Whether no order can be cancelled meanwhile, by anybody.
+    pub fn stops_everything(self) -> bool {
+        matches!(
+            self,
+            Kind::BothCoordinatorsKilled | Kind::PostgresRestarted | Kind::PostgresKilled
+        )
+    }
+}
+
+/// A fault to come.
+#[derive(Clone, Copy, Debug)]
+pub struct Planned {
+    /// From the start of the run.
+    pub at: Duration,
+    pub kind: Kind,
+    /// From its beginning to the beginning of its end.
+    pub lasts: Duration,
+    /// Which coordinator, where it is one.
+    pub which: usize,
+}
+
+/// A fault that was.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outage {
+    pub kind: Kind,
+    /// `a`, `b`, or nothing.
+    pub which: Option<String>,
+    /// From the start of the run.
+    pub began_ms: u128,
+    /// Until what was away had said that it is back.
+    pub lasted_ms: u128,
+}
+
+/// Those of the short run: 45 s of placing.
+const SHORT: [(u64, Kind, u64, usize); 4] = [
+    (5, Kind::CoordinatorKilled, 2, 0),
+    (14, Kind::CoordinatorStopped, 12, 1),
+    (29, Kind::BrokerKilled, 8, 0),
+    (50, Kind::PostgresRestarted, 0, 0),
+];
+
+/// Those of the full run, 240 s of placing, and again for as long as it lasts.
+const FULL: [(u64, Kind, u64, usize); 9] = [
+    (12, Kind::CoordinatorKilled, 5, 0),
+    (36, Kind::CoordinatorStopped, 15, 1),
+    (66, Kind::BrokerStopped, 60, 0),
+    (146, Kind::PostgresRestarted, 0, 0),
+    (160, Kind::CoordinatorKilled, 5, 1),
+    (180, Kind::PostgresKilled, 0, 0),
+    (196, Kind::BrokerKilled, 2, 0),
+    (216, Kind::CoordinatorStopped, 15, 0),
+    (246, Kind::BothCoordinatorsKilled, 2, 0),
+];
+/// One round of the full run's faults.
+pub const ROUND: Duration = Duration::from_secs(270);
+
+/// The faults of a short run.
+pub fn short(seed: u64) -> Vec<Planned> {
+    shaken(seed, SHORT.iter(), Duration::ZERO)
+}
+
+/// The faults of a full run of so many rounds.
+pub fn full(seed: u64, rounds: u32) -> Vec<Planned> {
+    (0..rounds)
+        .flat_map(|round| shaken(seed ^ u64::from(round), FULL.iter(), ROUND * round))
+        .collect()
+}
+
+/// Each up to two seconds later than planned.
+fn shaken<'a>(
+    seed: u64,
+    planned: impl Iterator<Item = &'a (u64, Kind, u64, usize)>,
+    from: Duration,
+) -> Vec<Planned> {
+    let mut random = Rng::with_seed(seed);
+    planned
+        .map(|(at_s, kind, lasts_s, which)| Planned {
+            at: from + Duration::from_secs(*at_s) + Duration::from_millis(random.u64(0..2_000)),
+            kind: *kind,
+            lasts: Duration::from_secs(*lasts_s),
+            which: *which,
+        })
+        .collect()
+}
+
+/// Who suffers.
+pub struct Victims<'a> {
+    pub services: &'a Services,
+    pub coordinators: &'a mut [Coordinator; 2],
+}
+
+impl Victims<'_> {
+    /// Brings it on and takes it away.
+    pub async fn suffer(&mut self, fault: &Planned, began: Instant) -> anyhow::Result<Outage> {
+        let from = Instant::now();
+        let began_ms = (from - began).as_millis();
+        self.begin(fault).await?;
+        tokio::time::sleep_until((from + fault.lasts).into()).await;
+        self.end(fault).await?;
+        let of_one = matches!(
+            fault.kind,
+            Kind::CoordinatorKilled | Kind::CoordinatorStopped
+        );
+        Ok(Outage {
+            kind: fault.kind,
+            which: of_one.then(|| self.coordinators[fault.which].name().to_owned()),
+            began_ms,
+            lasted_ms: from.elapsed().as_millis(),
+        })
+    }
+
+    async fn begin(&mut self, fault: &Planned) -> anyhow::Result<()> {
+        let [a, b] = &mut *self.coordinators;
+        match fault.kind {
+            Kind::CoordinatorKilled => self.coordinators[fault.which].kill().await,
+            Kind::CoordinatorStopped => self.coordinators[fault.which].stop().await,
+            Kind::BothCoordinatorsKilled => tokio::try_join!(a.kill(), b.kill()).map(|_| ()),
+            Kind::BrokerStopped => self.services.tell("kafka", "stop").await,
+            Kind::BrokerKilled => self.services.tell("kafka", "kill").await,
+            Kind::PostgresRestarted => self.services.tell("postgres", "restart").await,
+            Kind::PostgresKilled => self.services.tell("postgres", "kill").await,
+        }
+    }
+
+    async fn end(&mut self, fault: &Planned) -> anyhow::Result<()> {
+        match fault.kind {
+            Kind::CoordinatorKilled => {
+                self.coordinators[fault.which].start()?;
+                self.coordinators[fault.which].ready().await
+            }
+            Kind::CoordinatorStopped => {
+                self.coordinators[fault.which].go_on().await?;
+                self.coordinators[fault.which].ready().await
+            }
+            Kind::BothCoordinatorsKilled => {
+                let [a, b] = &mut *self.coordinators;
+                a.start()?;
+                b.start()?;
+                tokio::try_join!(a.ready(), b.ready()).map(|_| ())
+            }
+            Kind::BrokerStopped | Kind::BrokerKilled => self.services.tell("kafka", "start").await,
+            Kind::PostgresRestarted => Ok(()),
+            Kind::PostgresKilled => self.services.tell("postgres", "start").await,
+        }
+    }
+}
