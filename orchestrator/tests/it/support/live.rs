@@ -349,6 +349,8 @@ impl DerefMut for Running {
 
 /// The address of the real Kafka; without one the test's name goes to the list of those left out.
 pub fn kafka_or_left_out(name: &str) -> Option<String> {
+    // As the test is called on the command line: without the crate.
+    let name = name.strip_prefix("it::").unwrap_or(name);
     let address = std::env::var("LAPSE_TEST_KAFKA")
         .ok()
         .filter(|address| !address.is_empty());
