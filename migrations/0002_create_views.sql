@@ -26,7 +26,7 @@ select h.day, h.saga_id, h.seq, h.at, h.entry::json ->> 'kind' as kind, h.entry:
   h.entry::json ->> 'state' as state, h.entry::json -> 'detail' as detail, encode(h.hash, 'hex') as hash
 from lapse.history as h;
 comment on view ops_v1.saga_timeline is
-  'What happened to a saga, seq from 1 without gaps. kind: started, replied, timed_out, taken_over, deferred, cause_raised, '
+  'What happened to a saga, seq from 1 without gaps. kind: started, replied, postponed, timed_out, taken_over, deferred, cause_raised, '
   'retried, resolved. state: the saga''s afterwards. detail: the outcome and its words; of started: the event. hash: sha256 '
   'over the previous hash and the stored text, hex.';
 

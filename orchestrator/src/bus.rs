@@ -281,3 +281,43 @@ impl Bus for MemoryBus {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicI64, Ordering};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn records_in_memory_ripen_with_the_clock_and_come_again_after_a_restart() {
+        let ms = Arc::new(AtomicI64::new(0));
+        let clock = ms.clone();
+        let at_ms = |ms| Timestamp::from_timestamp_millis(ms).expect("in range");
+        let bus = MemoryBus::new(Arc::new(move || at_ms(clock.load(Ordering::Relaxed))));
+        let bus = Arc::new(bus);
+        bus.append("schedule", "late", b"{}", Ok(at_ms(20)));
+        bus.append("schedule", "early", b"{}", Ok(at_ms(10)));
+        let waiting = tokio::spawn({
+            let bus = bus.clone();
+            async move { bus.ripe(10).await }
+        });
+        ms.store(20, Ordering::Relaxed);
+        while !waiting.is_finished() {
+            bus.tick();
+            tokio::task::yield_now().await;
+        }
+        let ripe = waiting.await.expect("ripe");
+        let keys: Vec<_> = ripe.iter().filter_map(|ripe| ripe.key.as_deref()).collect();
+        assert_eq!(keys, [&b"early"[..], b"late"]);
+
+        bus.done(&[ripe[0].origin.clone()]);
+        bus.restart();
+        bus.done(&[ripe[1].origin.clone()]);
+
+        let again = bus.ripe(10).await;
+        assert_eq!(again.len(), 1, "what was not done before the restart");
+        bus.put_back(again);
+        bus.done(&[bus.ripe(10).await.remove(0).origin]);
+        assert_eq!(bus.open(), 0);
+    }
+}

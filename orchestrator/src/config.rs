@@ -113,7 +113,7 @@ pub struct Shop {
 }
 
 /// `[definitions]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Definitions {
     /// Files or directories of `*.yaml`; empty: the shipped cancel-and-replenish.
@@ -206,12 +206,6 @@ impl Default for Shop {
             url: String::new(),
             connections: 8,
         }
-    }
-}
-
-impl Default for Definitions {
-    fn default() -> Self {
-        Definitions { paths: Vec::new() }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::bus::{BadRecord, Bus, Origin, Ripe};
 use crate::clock::Clock;
 use crate::definitions::Definitions;
 use crate::executor::Executor;
-use crate::store::{self, DeadLetter, Start, Started, Store};
+use crate::store::{self, DeadLetter, Start, Store};
 
 /// A dead letter keeps so much of a value.
 const VALUE_KEPT: usize = 64 * 1024;
@@ -82,9 +82,16 @@ impl Intake {
     async fn take(&self, ripe: Vec<Ripe>) {
         let (mut candidates, mut dead) = (Vec::new(), Vec::new());
         for record in ripe {
-            match self.candidate(record) {
-                Ok(candidate) => candidates.push(candidate),
-                Err(refused) => dead.push(refused),
+            match self.read(&record) {
+                Ok((definition, event, due_at)) => {
+                    candidates.push(Candidate {
+                        ripe: record,
+                        definition,
+                        event,
+                        due_at,
+                    });
+                }
+                Err(bad) => dead.push((record, bad)),
             }
         }
         self.bury(dead).await;
@@ -92,35 +99,11 @@ impl Intake {
         self.start(candidates).await;
     }
 
-    fn candidate(&self, ripe: Ripe) -> Result<Candidate, (Ripe, BadRecord)> {
-        let due_at = match &ripe.due {
-            Ok(due_at) => *due_at,
-            Err(bad) => {
-                let bad = bad.clone();
-                return Err((ripe, bad));
-            }
-        };
-        let event = match OrderEvent::parse(&ripe.value) {
-            Ok(event) => event,
-            Err(bad) => {
-                return Err((
-                    ripe,
-                    BadRecord {
-                        reason: bad.reason,
-                        detail: bad.detail,
-                    },
-                ));
-            }
-        };
-        match self.definitions.route(&event) {
-            Ok(definition) => Ok(Candidate {
-                ripe,
-                definition,
-                event,
-                due_at,
-            }),
-            Err(bad) => Err((ripe, bad)),
-        }
+    fn read(&self, ripe: &Ripe) -> Result<(Arc<Definition>, OrderEvent, Timestamp), BadRecord> {
+        let due_at = ripe.due.clone()?;
+        let event = OrderEvent::parse(&ripe.value).map_err(bad_event)?;
+        let definition = self.definitions.route(&event)?;
+        Ok((definition, event, due_at))
     }
 
     /// Dead letters are rows in Postgres first; their records are done only then.
@@ -220,8 +203,7 @@ impl Intake {
                 .map(|candidate| self.start_of(candidate))
                 .collect();
             match self.executor.start(starts).await {
-                Ok(started) => {
-                    self.count_duplicates(&part, &started).await;
+                Ok(_) => {
                     self.done(part.iter().map(|candidate| &candidate.ripe));
                 }
                 Err(store::Error::Defect(_)) if part.len() > 1 => {
@@ -248,20 +230,6 @@ impl Intake {
                     )
                     .await;
                 }
-            }
-        }
-    }
-
-    async fn count_duplicates(&self, candidates: &[Candidate], started: &[Started]) {
-        let mut duplicates: BTreeMap<&str, i64> = BTreeMap::new();
-        for (candidate, started) in candidates.iter().zip(started) {
-            if matches!(started, Started::Duplicate { .. }) {
-                *duplicates.entry(candidate.definition.name()).or_default() += 1;
-            }
-        }
-        for (definition, count) in duplicates {
-            if let Err(error) = self.store.count(definition, "duplicate", count).await {
-                warn!(%error, count, "duplicates were not counted");
             }
         }
     }
@@ -312,6 +280,13 @@ pub fn start(
     }
 }
 
+fn bad_event(bad: lapse_sagas::order_event::BadEvent) -> BadRecord {
+    BadRecord {
+        reason: bad.reason,
+        detail: bad.detail,
+    }
+}
+
 fn new_id(now: Timestamp) -> Uuid {
     let seconds = u64::try_from(now.timestamp()).unwrap_or_default();
     Uuid::new_v7(uuid::Timestamp::from_unix(
@@ -359,13 +334,9 @@ pub fn due_time(
     appended_at: Timestamp,
     now: Timestamp,
 ) -> Result<Timestamp, BadRecord> {
-    let bad = |bad: lapse_sagas::order_event::BadEvent| BadRecord {
-        reason: bad.reason,
-        detail: bad.detail,
-    };
-    let event = OrderEvent::parse(value).map_err(bad)?;
+    let event = OrderEvent::parse(value).map_err(bad_event)?;
     if event.due.is_some() {
-        return event.due_at(None, now).map_err(bad);
+        return event.due_at(None, now).map_err(bad_event);
     }
     match bucket {
         Some(delay) => Ok(appended_at + delay.delta()),
@@ -374,7 +345,7 @@ pub fn due_time(
             let order_type = event.order_type.as_deref().unwrap_or_default();
             event
                 .due_at(definition.body.trigger.delay(order_type), now)
-                .map_err(bad)
+                .map_err(bad_event)
         }
     }
 }

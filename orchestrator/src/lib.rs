@@ -3,6 +3,7 @@
 //! The coordinator as a library; the binary `lapse` is a thin shell around it. Each module is one stage of the walk of
 //! one order (ARCHITECTURE.md): [`kafka`] → [`timer`] → intake → [`store`] → executor → participants → store → relay.
 
+pub mod bench;
 pub mod bus;
 pub mod cli;
 pub mod clock;
@@ -17,6 +18,7 @@ pub mod kafka;
 pub mod metrics;
 pub mod relay;
 pub mod service;
+pub mod shop_relay;
 pub mod store;
 pub mod sweep;
 pub mod timer;

@@ -29,7 +29,9 @@ use crate::intake;
 use crate::kafka::KafkaBus;
 use crate::store::Store;
 use crate::store::db::Db;
+use crate::store::ops::Ops;
 use crate::store::pg::PgStore;
+use crate::store::schema;
 
 /// The definition that is used where none is named.
 pub const SHIPPED: (&str, &str) = (
@@ -53,7 +55,9 @@ impl Service {
     /// # Errors
     /// What is missing or refused, and what to do.
     pub async fn start(config: &Config, metrics: PrometheusHandle) -> anyhow::Result<Service> {
-        let store: Arc<dyn Store> = Arc::new(PgStore::new(database(config)?));
+        let db = database(config)?;
+        let ops = Ops::new(db.clone());
+        let store: Arc<dyn Store> = Arc::new(PgStore::new(db));
         let clock = Arc::new(
             Anchored::new(store.clone())
                 .await
@@ -84,6 +88,7 @@ impl Service {
         let site = http::Site {
             executor: coordinator.executor(),
             store,
+            ops,
             bus: bus.clone(),
             definitions,
             clock,
@@ -109,6 +114,24 @@ impl Service {
         self.stop.cancel();
         let _ = tokio::time::timeout(Duration::from_secs(1), self.http).await;
     }
+}
+
+/// Brings the tables of the coordinator, and of the shop if it is served here, up to this version. Any number of
+/// processes at once.
+///
+/// # Errors
+/// As Postgres says.
+pub async fn migrate(config: &Config) -> anyhow::Result<()> {
+    schema::migrate(&database(config)?)
+        .await
+        .context("migrate the coordinator's tables")?;
+    if config.shop.enabled {
+        let pool = shop_database(config)?;
+        lapse_participants::shop::migrate(&pool)
+            .await
+            .context("migrate the shop's tables")?;
+    }
+    Ok(())
 }
 
 /// The coordinator's database.

@@ -117,7 +117,7 @@ create table shop.barrier (
 ) with (fillfactor = 60);
 
 -- Rows are written in the order in which they expire, roughly: a block range index costs next to nothing.
-create index barrier_expiry on shop.barrier using brin (expires_at) with (pages_per_range = 32);
+create index barrier_expiry on shop.barrier using brin (expires_at) with (pages_per_range = 32, autosummarize = on);
 
 -- Order events, written in the transaction that places the order, deleted once the broker has them.
 create table shop.outbox (

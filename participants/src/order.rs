@@ -65,11 +65,12 @@ impl OrderOwner for Orders {
                     ),
                     None => (Timestamp::UNIX_EPOCH, "", ""),
                 };
+                // Not clock_timestamp(), which no index can serve: this would read every order that is not due yet.
                 let rows = sqlx::query!(
                     r#"select tenant, order_id, generation, order_type, due_at as "due_at!"
                        from shop.orders
                        where status = 'awaiting_payment' and not needs_attention
-                         and due_at <= clock_timestamp()
+                         and due_at <= statement_timestamp()
                          and (due_at, tenant, order_id) > ($1, $2, $3)
                        order by due_at, tenant, order_id
                        limit $4"#,

@@ -211,24 +211,6 @@ impl Definition {
         }
     }
 
-    /// Reads a definition that was checked when it was loaded, such as the stored one of a running saga. Rules that
-    /// became stricter since then don't stop that saga.
-    ///
-    /// # Errors
-    /// The text is not readable, or has no step.
-    pub fn stored(text: &str) -> Result<Definition, Problem> {
-        let file = "stored definition";
-        let body = reading::read(file, text)?;
-        if body.steps.is_empty() {
-            return Err(Problem::of_file(
-                file,
-                "D013",
-                "a saga needs at least one step",
-            ));
-        }
-        Ok(Definition::new(text, body, Vec::new()))
-    }
-
     fn new(text: &str, body: Body, warnings: Vec<Problem>) -> Definition {
         let hash = DefinitionHash::from(hex::encode(Sha256::digest(text)).as_str());
         Definition {

@@ -15,9 +15,10 @@ use crate::config::{self, Config, LogFormat};
 use crate::store;
 
 mod answer;
+mod bench;
 mod dev;
 mod look;
-pub(crate) mod migrate;
+mod migrate;
 mod run;
 mod shop;
 mod start;
@@ -81,6 +82,8 @@ enum Command {
     Alerts(look::Alerts),
     /// Recompute from the tables that nothing is lost, doubled, early, cancelled after paid, or forgotten.
     Verify(verify::Args),
+    /// Measure how late orders are at a steady rate.
+    Bench(bench::Args),
     /// Work the reference shop.
     #[command(subcommand)]
     Shop(shop::Command),
@@ -166,6 +169,7 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Command::Show(args) => look::show(context, args).await,
         Command::Alerts(command) => look::alerts(context, command).await,
         Command::Verify(args) => verify::run(context, args).await,
+        Command::Bench(args) => bench::run(context, args).await,
         Command::Shop(command) => shop::run(context, command).await,
     }
 }

@@ -6,7 +6,7 @@ use tracing::info;
 
 use super::{Context, init_logs};
 use crate::metrics;
-use crate::service::Service;
+use crate::service::{self, Service};
 
 /// Flags of `lapse run`.
 #[derive(clap::Args)]
@@ -20,7 +20,7 @@ pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
     init_logs(&context.config)?;
     let metrics = metrics::install()?;
     if args.migrate {
-        super::migrate::migrate(&context.config).await?;
+        service::migrate(&context.config).await?;
     }
     super::topics::check(&context.config).await?;
     let service = Service::start(&context.config, metrics).await?;

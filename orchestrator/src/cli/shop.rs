@@ -159,12 +159,13 @@ fn parse_line(text: &str) -> Result<Line, Exit> {
 
 async fn pay(context: &Context, shop: &Shop, order: &OrderRef) -> anyhow::Result<()> {
     let outcome = shop.pay(order).await.map_err(unreachable)?;
-    answer::print(context.output, "shop-pay", &outcome, || {
+    let body = json!({ "order_id": order.order_id, "outcome": outcome });
+    answer::print(context.output, "shop-pay", &body, || {
         format!("order {}: {outcome:?}", order.order_id)
     })?;
     match outcome {
-        PayOutcome::Paid { .. } | PayOutcome::AlreadyPaid { .. } => Ok(()),
-        PayOutcome::OrderCancelled { .. } => Err(Exit::Conflict(format!(
+        PayOutcome::Paid | PayOutcome::AlreadyPaid => Ok(()),
+        PayOutcome::OrderCancelled => Err(Exit::Conflict(format!(
             "order {} is cancelled; take no money for it",
             order.order_id
         ))

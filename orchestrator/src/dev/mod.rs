@@ -13,9 +13,8 @@ use std::time::Instant;
 use anyhow::Context;
 use metrics_exporter_prometheus::PrometheusHandle;
 
-use crate::cli::migrate;
 use crate::config::Config;
-use crate::service::Service;
+use crate::service::{self, Service};
 
 pub mod broker;
 pub mod postgres;
@@ -79,7 +78,7 @@ impl Dev {
             began,
             &format!("other programs may join: . {}", file.display()),
         );
-        migrate::migrate(&config).await?;
+        service::migrate(&config).await?;
         let service = Service::start(&config, metrics).await?;
         say(
             began,

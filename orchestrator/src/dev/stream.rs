@@ -9,15 +9,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use chrono::TimeDelta;
 use lapse_participants::fault::Answer;
-use lapse_participants::shop::{Line, NewOrder, OrderRef, OutboxRow, PayOutcome, Shop, Totals};
+use lapse_participants::shop::{Line, NewOrder, OrderRef, PayOutcome, Shop, Totals};
 use lapse_participants::stock::StockKey;
 use rust_decimal::Decimal;
 use uuid::Uuid;
 
 use super::{Options, say};
-use crate::bus::{Bus, Publish};
+use crate::bus::Bus;
 use crate::config::Config;
 use crate::service;
+use crate::shop_relay;
 use crate::store::Store;
 use crate::store::ops::{Filter, Ops, SagaRow};
 use crate::store::pg::PgStore;
@@ -189,32 +190,13 @@ async fn buy(
     Ok((fate, outcome))
 }
 
-/// The shop's own relay: order events from its outbox to `lapse.schedule`.
 async fn relay(shop: Shop, bus: Arc<dyn Bus>) {
     loop {
-        if let Err(error) = relay_once(&shop, bus.as_ref()).await {
+        if let Err(error) = shop_relay::round(&shop, bus.as_ref()).await {
             tracing::warn!(%error, "the shop's relay comes again");
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-}
-
-async fn relay_once(shop: &Shop, bus: &dyn Bus) -> anyhow::Result<()> {
-    let rows = shop.claim_outbox(500).await?;
-    let message = |row: &OutboxRow| Publish {
-        topic: "schedule".to_owned(),
-        key: row.key.clone(),
-        payload: row.payload.clone(),
-    };
-    let acked = bus.publish(rows.iter().map(message).collect()).await;
-    let produced: Vec<i64> = rows
-        .iter()
-        .zip(acked)
-        .filter(|(_, acked)| *acked)
-        .map(|(row, _)| row.outbox_id)
-        .collect();
-    shop.delete_outbox(&produced).await?;
-    Ok(())
 }
 
 /// Shows every saga of the stream when it comes to rest.

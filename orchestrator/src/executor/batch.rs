@@ -19,7 +19,7 @@ use super::ready::{Batch, GroupKey};
 use super::{Executor, FRESH_FOR, command};
 use crate::store::{Move, Moved, Saga};
 
-/// So often is the same batch repeated after a deadlock before it is treated like a lock time-out.
+/// So often is the same batch repeated after a deadlock, within the step's time-out, before it is treated like a lock time-out.
 const SERIALIZATION_RETRIES: u32 = 5;
 /// How long a command waits that could not get its locks, or whose participant is not set up.
 const LOCKED_FOR: TimeDelta = TimeDelta::seconds(1);
@@ -51,23 +51,22 @@ pub(super) async fn run(executor: &Arc<Executor>, batch: Batch) -> Vec<Saga> {
             return Vec::new();
         };
         let mut in_hand = Vec::new();
-        let mut parts = vec![batch.sagas];
-        while let Some(part) = parts.pop() {
-            let sent = context.send(part).await;
-            if sent.is_empty() {
-                continue;
-            }
-            match context.call(&sent).await {
-                Called::Answered(events) => {
-                    in_hand.extend(executor.record(answered(sent, events)).await)
-                }
-                Called::Halve => {
-                    let half = sent.len() / 2;
-                    let mut first = sent;
-                    parts.push(first.split_off(half));
-                    parts.push(first);
+        let mut halves = Vec::new();
+        let mut part = context.send(batch.sagas).await;
+        loop {
+            if !part.is_empty() {
+                match context.call(&part).await {
+                    Called::Answered(events) => {
+                        in_hand.extend(executor.record(answered(part, events)).await)
+                    }
+                    Called::Halve => {
+                        let second = part.split_off(part.len() / 2);
+                        halves.extend([second, part]);
+                    }
                 }
             }
+            let Some(half) = halves.pop() else { break };
+            part = context.send_again(half).await;
         }
         in_hand
     }
@@ -118,22 +117,32 @@ impl Context<'_> {
         let now = self.executor.clock.now();
         let (mut sent, waited): (Vec<Saga>, Vec<Saga>) =
             sagas.into_iter().partition(|saga| self.is_fresh(saga, now));
-        let moves: Vec<Move> = waited
+        sent.extend(self.send_again(waited).await);
+        sent
+    }
+
+    /// Commits `sent` for every saga.
+    async fn send_again(&self, sagas: Vec<Saga>) -> Vec<Saga> {
+        let now = self.executor.clock.now();
+        let moves: Vec<Move> = sagas
             .into_iter()
             .filter_map(|saga| self.sending(saga, now))
             .collect();
         if moves.is_empty() {
-            return sent;
+            return Vec::new();
         }
         let count = moves.len();
+        let stored = |moved| match moved {
+            Moved::Stored(saga) => Some(*saga),
+            Moved::Fenced => None,
+        };
         match self.executor.store.record(moves).await {
-            Ok(moved) => sent.extend(moved.into_iter().filter_map(|moved| match moved {
-                Moved::Stored(saga) => Some(*saga),
-                Moved::Fenced => None,
-            })),
-            Err(error) => warn!(%error, sagas = count, "not sent; the poll takes over"),
+            Ok(moved) => moved.into_iter().filter_map(stored).collect(),
+            Err(error) => {
+                warn!(%error, sagas = count, "not sent; the poll takes over");
+                Vec::new()
+            }
         }
-        sent
     }
 
     fn is_fresh(&self, saga: &Saga, now: lapse_sagas::Timestamp) -> bool {
@@ -159,16 +168,18 @@ impl Context<'_> {
     /// One call and what it means for each saga.
     async fn call(&self, sagas: &[Saga]) -> Called {
         let commands: Vec<Command> = sagas.iter().filter_map(|saga| self.command(saga)).collect();
-        let mut repeated = 0;
-        let result = loop {
-            match self.call_once(&commands).await {
-                Err(CallError::Serialization(error)) if repeated < SERIALIZATION_RETRIES => {
-                    repeated += 1;
-                    warn!(%error, repeated, "the same batch again");
-                }
-                result => break result,
-            }
-        };
+        let began = std::time::Instant::now();
+        let result = tokio::time::timeout(self.timeout, self.call_undisturbed(&commands))
+            .await
+            .unwrap_or_else(|_| {
+                Err(CallError::Unknown(format!(
+                    "timeout: no answer in {:?}",
+                    self.timeout
+                )))
+            });
+        metrics::histogram!("lapse_call_duration_seconds", "participant" => self.call.participant.clone(),
+            "operation" => self.call.operation.clone())
+        .record(began.elapsed().as_secs_f64());
         match result {
             Ok(replies) => Called::Answered(self.events(sagas, replies)),
             Err(CallError::Data(_) | CallError::Locked(_)) if sagas.len() > 1 => Called::Halve,
@@ -191,21 +202,18 @@ impl Context<'_> {
         }
     }
 
-    async fn call_once(&self, commands: &[Command]) -> Result<Vec<Reply>, CallError> {
-        let began = std::time::Instant::now();
-        let called = self.participant.call(&self.call.operation, commands);
-        let result = tokio::time::timeout(self.timeout, called)
-            .await
-            .unwrap_or_else(|_| {
-                Err(CallError::Unknown(format!(
-                    "timeout: no answer in {:?}",
-                    self.timeout
-                )))
-            });
-        metrics::histogram!("lapse_call_duration_seconds", "participant" => self.call.participant.clone(),
-            "operation" => self.call.operation.clone())
-        .record(began.elapsed().as_secs_f64());
-        result
+    /// The same batch again after a deadlock or a serialization failure.
+    async fn call_undisturbed(&self, commands: &[Command]) -> Result<Vec<Reply>, CallError> {
+        let mut repeated = 0;
+        loop {
+            match self.participant.call(&self.call.operation, commands).await {
+                Err(CallError::Serialization(error)) if repeated < SERIALIZATION_RETRIES => {
+                    repeated += 1;
+                    warn!(%error, repeated, "the same batch again");
+                }
+                result => return result,
+            }
+        }
     }
 
     fn command(&self, saga: &Saga) -> Option<Command> {

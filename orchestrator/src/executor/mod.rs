@@ -13,19 +13,20 @@ use std::time::{Duration, Instant};
 use lapse_participants::kit::{OrderOwner, Participant};
 use lapse_sagas::event::Counter;
 use lapse_sagas::{
-    Definition, DefinitionHash, Direction, Effect, Event, Phase, Refused, SagaId, State, Status,
+    Cause, Definition, DefinitionHash, Direction, Effect, Event, Phase, Refused, State, Status,
     StepId, Timestamp, transition,
 };
 use tokio::sync::Notify;
-use tracing::{debug, error, warn};
+use tracing::{error, warn};
 
 use crate::clock::Clock;
 use crate::definitions::Definitions;
-use crate::store::{self, Decision, Move, Moved, Saga, StaleReply, Start, Started, Store, Which};
+use crate::store::{self, Decision, Saga, Start, Started, Store, Which};
 
 mod batch;
 mod command;
 mod ready;
+mod record;
 
 pub use ready::GroupKey;
 use ready::{Batch, Ready};
@@ -99,10 +100,11 @@ impl Executor {
     /// Starts calls as their slots become free, until the process ends.
     pub async fn run(self: Arc<Self>) {
         loop {
-            while let Some(batch) = self.lock().pop() {
-                tokio::spawn(Arc::clone(&self).run_batch(batch));
+            let next = self.lock().pop();
+            match next {
+                Some(batch) => drop(tokio::spawn(Arc::clone(&self).run_batch(batch))),
+                None => self.work.notified().await,
             }
-            self.work.notified().await;
         }
     }
 
@@ -214,14 +216,14 @@ impl Executor {
         Ok(looked_at)
     }
 
-    /// Lets an event from outside happen to one saga and drives it on.
+    /// Raises the cause of a saga. Whoever has it in hand goes on with it; a postponed one is due at once.
     ///
     /// # Errors
     /// Those of the store; `Ok(None)` if there is no such saga, `Ok(Some(Err(_)))` if the state machine refuses.
-    pub async fn happen(
-        self: &Arc<Self>,
+    pub async fn raise(
+        &self,
         which: Which,
-        event: Event,
+        cause: Cause,
     ) -> Result<Option<Result<Saga, Refused>>, store::Error> {
         let refused: Arc<Mutex<Option<Refused>>> = Arc::default();
         let decide: store::Decide = {
@@ -230,10 +232,20 @@ impl Executor {
                 let Some(definition) = definitions.get(&saga.definition) else {
                     return Decision::Leave;
                 };
-                match transition(&definition, saga.state.clone(), event.clone(), now) {
-                    Ok((state, effects)) => Decision::Move(state, effects),
+                let moved = transition(
+                    &definition,
+                    saga.state.clone(),
+                    Event::CauseRaised { cause },
+                    now,
+                );
+                let mut refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
+                match moved {
+                    Ok((state, effects)) => {
+                        *refused = None;
+                        Decision::Move(state, effects)
+                    }
                     Err(why) => {
-                        *refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+                        *refused = Some(why);
                         Decision::Leave
                     }
                 }
@@ -242,17 +254,11 @@ impl Executor {
         let Some(revised) = self.store.revise(which, decide).await?.pop() else {
             return Ok(None);
         };
-        if let Some(why) = refused
+        let refused = refused
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .take()
-        {
-            return Ok(Some(Err(why)));
-        }
-        if revised.moved {
-            self.submit([revised.saga.clone()]);
-        }
-        Ok(Some(Ok(revised.saga)))
+            .take();
+        Ok(Some(refused.map_or(Ok(revised.saga), Err)))
     }
 
     /// Queues what is in hand: every saga with a taken or freshly sent step.
@@ -348,123 +354,44 @@ impl Executor {
     }
 
     async fn run_batch(self: Arc<Self>, batch: Batch) {
-        let began = Instant::now();
-        let size = batch.sagas.len();
-        let key = batch.key.clone();
+        let slot = Slot::new(Arc::clone(&self), &batch);
         let next = batch::run(&self, batch).await;
         self.submit(next);
-        self.lock().finished(&key, size, began.elapsed());
-        self.work.notify_one();
-        self.progress.notify_waiters();
-    }
-
-    /// Stores transitions; what is fenced out is treated as replies to whatever the rows say now. Gives what is in hand
-    /// afterwards.
-    async fn record(self: &Arc<Self>, answered: Vec<batch::Answered>) -> Vec<Saga> {
-        let now = self.clock.now();
-        let mut moves = Vec::with_capacity(answered.len());
-        let mut replies = HashMap::new();
-        for answer in answered {
-            let Some(definition) = self.definitions.get(&answer.saga.definition) else {
-                continue;
-            };
-            match transition(
-                &definition,
-                answer.saga.state.clone(),
-                answer.event.clone(),
-                now,
-            ) {
-                Ok((state, effects)) => {
-                    let (state, effects) =
-                        self.go_on(&definition, &answer.saga, state, effects, now);
-                    replies.insert(answer.saga.id, answer.event);
-                    moves.push(Move {
-                        saga: answer.saga,
-                        state,
-                        effects,
-                    });
-                }
-                Err(why) => {
-                    debug!(saga_id = %answer.saga.id, error = %why, "an answer changed nothing")
-                }
-            }
-        }
-        let Some(moved) = self.until_stored(moves.clone()).await else {
-            return Vec::new();
-        };
-        let mut in_hand = Vec::with_capacity(moved.len());
-        let mut fenced = HashMap::new();
-        for (moved, Move { saga, effects, .. }) in moved.into_iter().zip(moves) {
-            match moved {
-                Moved::Stored(stored) => {
-                    observe(&saga, &effects, now);
-                    in_hand.push(*stored);
-                }
-                Moved::Fenced => fenced.extend(replies.remove_entry(&saga.id)),
-            }
-        }
-        if !fenced.is_empty() {
-            in_hand.extend(self.settle(fenced).await);
-        }
-        in_hand
-    }
-
-    /// Tries for a second: a commit of unknown fate that is repeated is fenced out, which is safe. Then the rows' own
-    /// wake-up times bring them back.
-    async fn until_stored(&self, moves: Vec<Move>) -> Option<Vec<Moved>> {
-        let began = Instant::now();
-        loop {
-            match self.store.record(moves.clone()).await {
-                Ok(moved) => return Some(moved),
-                Err(error) if began.elapsed() < Duration::from_secs(1) => {
-                    warn!(%error, sagas = moves.len(), "recording again");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-                Err(error) => {
-                    error!(%error, sagas = moves.len(), "recording given up; the poll takes over");
-                    return None;
-                }
-            }
-        }
-    }
-
-    /// Replies for rows that somebody else moved meanwhile: matched by command and attempt under the row's lock.
-    async fn settle(self: &Arc<Self>, replies: HashMap<SagaId, Event>) -> Vec<Saga> {
-        let ids = replies.keys().copied().collect();
-        let decide: store::Decide = {
-            let executor = Arc::clone(self);
-            Arc::new(move |saga, now| executor.decide_reply(saga, replies.get(&saga.id), now))
-        };
-        match self.store.revise(Which::Ids(ids), decide).await {
-            Ok(revised) => revised
-                .into_iter()
-                .filter(|revised| revised.moved)
-                .map(|revised| revised.saga)
-                .collect(),
-            Err(error) => {
-                warn!(%error, "replies of fenced sagas are lost; the same commands go out again");
-                Vec::new()
-            }
-        }
-    }
-
-    fn decide_reply(&self, saga: &Saga, event: Option<&Event>, now: Timestamp) -> Decision {
-        let (Some(definition), Some(event)) = (self.definitions.get(&saga.definition), event)
-        else {
-            return Decision::Leave;
-        };
-        match transition(&definition, saga.state.clone(), event.clone(), now) {
-            Ok((state, effects)) => {
-                observe(saga, &effects, now);
-                let (state, effects) = self.go_on(&definition, saga, state, effects, now);
-                Decision::Move(state, effects)
-            }
-            Err(why) => stale(event, &why),
-        }
+        drop(slot);
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Ready> {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Frees the batch's place when it is through, and when a participant panicked: its sagas come back by their wake-up
+/// times, and ten such take-overs park them.
+struct Slot {
+    executor: Arc<Executor>,
+    key: GroupKey,
+    sagas: usize,
+    began: Instant,
+}
+
+impl Slot {
+    fn new(executor: Arc<Executor>, batch: &Batch) -> Slot {
+        Slot {
+            executor,
+            key: batch.key.clone(),
+            sagas: batch.sagas.len(),
+            began: Instant::now(),
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.executor
+            .lock()
+            .finished(&self.key, self.sagas, self.began.elapsed());
+        self.executor.work.notify_one();
+        self.executor.progress.notify_waiters();
     }
 }
 
@@ -487,25 +414,6 @@ fn observe(saga: &Saga, effects: &[Effect], now: Timestamp) {
             Effect::Count(_) | Effect::History(_) | Effect::Alert(_) | Effect::AlertSettled => {}
         }
     }
-}
-
-fn stale(event: &Event, why: &Refused) -> Decision {
-    let Event::Replied {
-        step,
-        attempt,
-        outcome,
-        ..
-    } = event
-    else {
-        return Decision::Leave;
-    };
-    metrics::counter!("lapse_stale_replies_total", "outcome" => outcome.name()).increment(1);
-    Decision::Stale(StaleReply {
-        step: step.to_string(),
-        attempt: i32::try_from(*attempt).unwrap_or(i32::MAX),
-        outcome: outcome.name().to_owned(),
-        why: why.to_string(),
-    })
 }
 
 /// The steps whose commands are for this coordinator to send.

@@ -17,6 +17,7 @@ use crate::clock::Clock;
 use crate::definitions::Definitions;
 use crate::executor::Executor;
 use crate::store::Store;
+use crate::store::ops::Ops;
 
 mod start;
 
@@ -27,6 +28,8 @@ pub struct Site {
     pub executor: Arc<Executor>,
     /// Looks sagas up.
     pub store: Arc<dyn Store>,
+    /// Looks without locking.
+    pub ops: Ops,
     /// Readiness.
     pub bus: Arc<dyn Bus>,
     /// By name.
@@ -46,6 +49,10 @@ pub fn router(site: Site) -> Router {
         .route("/v1/sagas/{definition}", post(start::start))
         .fallback(|| async {
             Problem::new(StatusCode::NOT_FOUND, "not_found", "there is nothing here")
+        })
+        .method_not_allowed_fallback(|| async {
+            let words = "this path has another method";
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", words)
         })
         .with_state(site)
 }

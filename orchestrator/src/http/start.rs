@@ -11,12 +11,12 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::rejection::JsonRejection;
+use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use lapse_participants::kit::OrderKey;
-use lapse_sagas::{Cause, Event, Refused};
+use lapse_sagas::{Cause, Refused};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -26,6 +26,8 @@ use crate::store::{self, Decision, Saga, Started, Which};
 
 /// The longest `wait_ms`.
 const WAIT_MAX_MS: u64 = 30_000;
+/// How often a waiting request looks.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// The body of a start.
 #[derive(Deserialize)]
@@ -62,18 +64,16 @@ fn first_generation() -> i32 {
 pub(super) async fn start(
     State(site): State<Site>,
     Path(definition): Path<String>,
-    Query(wait): Query<Wait>,
+    wait: Result<Query<Wait>, QueryRejection>,
     body: Result<Json<Body>, JsonRejection>,
 ) -> Response {
-    let answer = match body {
-        Ok(Json(body)) => {
+    let bad = |code, words| Err(Problem::new(StatusCode::BAD_REQUEST, code, words));
+    let answer = match (wait, body) {
+        (Ok(Query(wait)), Ok(Json(body))) => {
             start_checked(&site, &definition, body, wait.wait_ms.min(WAIT_MAX_MS)).await
         }
-        Err(rejection) => Err(Problem::new(
-            StatusCode::BAD_REQUEST,
-            "bad_body",
-            rejection.body_text(),
-        )),
+        (Err(rejection), _) => bad("bad_query", rejection.body_text()),
+        (_, Err(rejection)) => bad("bad_body", rejection.body_text()),
     };
     answer.unwrap_or_else(IntoResponse::into_response)
 }
@@ -85,9 +85,13 @@ async fn start_checked(
     wait_ms: u64,
 ) -> Result<Response, Problem> {
     let invalid = |detail: &str| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", detail);
-    if body.order_id.trim().is_empty() || body.order_id.len() > 200 || body.order_id.contains('\0')
-    {
-        return Err(invalid("order_id must be 1 to 200 bytes of text"));
+    for (field, text) in [("order_id", &body.order_id), ("tenant", &body.tenant)] {
+        if text.trim().is_empty() || !is_storable(text) {
+            return Err(invalid(&format!("{field} must be 1 to 200 characters")));
+        }
+    }
+    if !is_storable(&body.order_type) {
+        return Err(invalid("order_type must be at most 200 characters"));
     }
     if body.generation < 1 {
         return Err(invalid("generation starts at 1"));
@@ -137,6 +141,11 @@ async fn start_checked(
     Ok((status, Json(view(&saga))).into_response())
 }
 
+/// As long as an event may have it; Postgres keeps no NUL.
+fn is_storable(text: &str) -> bool {
+    text.chars().count() <= 200 && !text.contains('\0')
+}
+
 /// The saga exists: its cause may be raised.
 async fn raise(
     site: &Site,
@@ -148,12 +157,12 @@ async fn raise(
         definition: definition.to_owned(),
         order: order.clone(),
     };
-    let raised = site
+    match site
         .executor
-        .happen(which.clone(), Event::CauseRaised { cause })
+        .raise(which.clone(), cause)
         .await
-        .map_err(unavailable)?;
-    match raised {
+        .map_err(unavailable)?
+    {
         Some(Ok(saga)) => Ok(saga),
         Some(Err(Refused::Unchanged)) => look(site, which).await,
         Some(Err(why)) => {
@@ -163,30 +172,32 @@ async fn raise(
                     .with(json!({ "saga": view(&saga) })),
             )
         }
-        None => Err(Problem::new(
-            StatusCode::NOT_FOUND,
-            "gone",
-            "the saga is gone; ask again",
-        )),
+        None => Err(gone()),
     }
 }
 
-async fn wait_for_rest(site: &Site, mut saga: Saga, wait_ms: u64) -> Result<Saga, Problem> {
+/// The saga at rest, or as it is when the time is up.
+async fn wait_for_rest(site: &Site, saga: Saga, wait_ms: u64) -> Result<Saga, Problem> {
     let deadline = tokio::time::Instant::now() + Duration::from_millis(wait_ms);
-    while saga.state.status.is_live() && tokio::time::Instant::now() < deadline {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        saga = look(site, Which::Ids(vec![saga.id])).await?;
+    if wait_ms == 0 || !saga.state.status.is_live() {
+        return Ok(saga);
     }
-    Ok(saga)
+    while site.ops.is_live(saga.id).await.map_err(unavailable)?
+        && tokio::time::Instant::now() < deadline
+    {
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    look(site, Which::Ids(vec![saga.id])).await
 }
 
 async fn look(site: &Site, which: Which) -> Result<Saga, Problem> {
     let leave: store::Decide = std::sync::Arc::new(|_, _| Decision::Leave);
     let mut found = site.store.revise(which, leave).await.map_err(unavailable)?;
-    found
-        .pop()
-        .map(|revised| revised.saga)
-        .ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "gone", "the saga is gone"))
+    found.pop().map(|revised| revised.saga).ok_or_else(gone)
+}
+
+fn gone() -> Problem {
+    Problem::new(StatusCode::NOT_FOUND, "gone", "the saga is gone; ask again")
 }
 
 fn unavailable(error: store::Error) -> Problem {

@@ -448,3 +448,178 @@ impl Partition {
             .min()
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::timer::Stay;
+
+    /// One partition, number 0, assigned at that offset.
+    pub fn assignment(topic: &str, committed: Option<i64>) -> Assignment {
+        let buckets = Buckets::new(&[Span::from_secs(1)]).expect("buckets");
+        let mut assignment = Assignment::new(
+            buckets,
+            Limits {
+                records: 100,
+                bytes: 100_000,
+            },
+        );
+        assignment.assign((topic.into(), 0), Some(Span::from_secs(1)), committed);
+        assignment
+    }
+
+    fn at_ms(ms: i64) -> Timestamp {
+        Timestamp::from_timestamp_millis(1_700_000_000_000 + ms).expect("in range")
+    }
+
+    fn arrival(offset: i64, due_ms: i64) -> Arrival {
+        let stay = Stay {
+            bucket: Some(Span::from_secs(1)),
+            entered: at_ms(0),
+            hops: 0,
+        };
+        let record = Record {
+            key: None,
+            value: Arc::from(&b"{}"[..]),
+            headers: Vec::new(),
+            due: Ok(at_ms(due_ms)),
+            stay,
+        };
+        Arrival {
+            place: ("t".into(), 0),
+            offset,
+            record: Some(record),
+        }
+    }
+
+    fn position(assignment: &Assignment) -> Option<i64> {
+        assignment.view(at_ms(0))[0].position
+    }
+
+    #[test]
+    fn ripe_records_come_in_due_order_and_count_as_overdue_until_they_are_done() {
+        let mut assignment = assignment("t", Some(0));
+        assignment.take_in(
+            vec![arrival(0, 900), arrival(1, 300), arrival(2, 600)],
+            at_ms(0),
+        );
+        assert!(assignment.wake(at_ms(700)).is_empty());
+
+        let ripe = assignment.take_ripe(10);
+
+        assert_eq!(
+            ripe.iter()
+                .map(|ripe| ripe.origin.offset)
+                .collect::<Vec<_>>(),
+            [1, 2]
+        );
+        assert_eq!(
+            assignment.view(at_ms(800))[0].overdue,
+            TimeDelta::milliseconds(500)
+        );
+        assert!(assignment.done(&ripe[0].origin));
+        assert_eq!(
+            assignment.view(at_ms(800))[0].overdue,
+            TimeDelta::milliseconds(200)
+        );
+        assert_eq!(position(&assignment), Some(0));
+    }
+
+    #[test]
+    fn a_partition_that_was_lost_and_won_again_ignores_what_was_out() {
+        let mut assignment = assignment("t", Some(0));
+        assignment.take_in(vec![arrival(0, 0)], at_ms(0));
+        assignment.wake(at_ms(0));
+        let before = assignment.take_ripe(1).remove(0);
+        assignment.revoke(&("t".into(), 0));
+        assert!(!assignment.done(&before.origin), "not assigned");
+        assignment.assign(("t".into(), 0), Some(Span::from_secs(1)), Some(0));
+        assignment.take_in(vec![arrival(0, 0)], at_ms(0));
+        assignment.wake(at_ms(0));
+
+        assert!(!assignment.done(&before.origin));
+        assignment.put_back(before);
+
+        assert_eq!(assignment.take_ripe(10).len(), 1, "the new one only");
+        assert_eq!(position(&assignment), Some(0));
+    }
+
+    #[test]
+    fn a_failed_hop_is_repeated_and_a_refused_one_is_handed_out() {
+        let mut assignment = assignment("t", Some(0));
+        assignment.take_in(vec![arrival(0, 5_000), arrival(1, 5_000)], at_ms(0));
+        let mut hops = assignment.wake(at_ms(1_000));
+        assert_eq!(
+            hops.iter().map(|hop| hop.to).collect::<Vec<_>>(),
+            [Span::from_secs(1); 2]
+        );
+        let (failed, refused) = (hops.remove(0), hops.remove(0));
+        assert_eq!(assignment.next_wake_at(), None);
+
+        assignment.hop_again(&failed.origin, failed.record, at_ms(2_000));
+        let why = BadRecord {
+            reason: "hop_refused",
+            detail: String::new(),
+        };
+        assignment.refuse_hop(&refused.origin, refused.record, why.clone(), at_ms(1_100));
+
+        assert_eq!(assignment.take_ripe(10).remove(0).due, Err(why));
+        let again = assignment.wake(at_ms(2_000));
+        assert_eq!(again.len(), 1);
+        assert!(assignment.done(&again[0].origin), "delivered");
+        assert_eq!(
+            position(&assignment),
+            Some(1),
+            "the refused one is not done"
+        );
+    }
+
+    #[test]
+    fn offsets_are_committed_when_they_move_and_again_when_asked() {
+        let mut assignment = assignment("t", None);
+        assert!(assignment.commits().is_empty(), "nothing is known");
+        assignment.take_in(vec![arrival(4, 0), arrival(5, 0)], at_ms(0));
+        let offsets = |commits: Vec<Commit>| {
+            commits
+                .iter()
+                .map(|commit| commit.position)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(offsets(assignment.commits()), [4]);
+        assert!(assignment.commits().is_empty());
+        assignment.wake(at_ms(0));
+        for ripe in assignment.take_ripe(10) {
+            assignment.done(&ripe.origin);
+        }
+        assert_eq!(offsets(assignment.commits()), [6]);
+        assignment.commit_all_again();
+        assert_eq!(offsets(assignment.commits()), [6]);
+    }
+
+    #[test]
+    fn gaps_count_on_buckets_and_not_on_the_schedule_topic() {
+        let mut assignment = assignment("t", Some(0));
+        assert_eq!(assignment.take_in(vec![arrival(3, 0)], at_ms(0)).gaps, 1);
+        assignment.assign(("t".into(), 0), None, Some(0));
+        assert_eq!(
+            assignment.take_in(vec![arrival(3, 0)], at_ms(0)).gaps,
+            0,
+            "transactions leave gaps there"
+        );
+        assert_eq!(
+            assignment.take_in(vec![arrival(2, 0)], at_ms(0)).rewound,
+            Some(("t".into(), 0))
+        );
+    }
+
+    #[test]
+    fn tombstones_are_done_at_once() {
+        let mut assignment = assignment("t", Some(0));
+        let tombstone = Arrival {
+            record: None,
+            ..arrival(0, 0)
+        };
+        assert_eq!(assignment.take_in(vec![tombstone], at_ms(0)).tombstones, 1);
+        assert_eq!(position(&assignment), Some(1));
+    }
+}

@@ -20,12 +20,13 @@ use tracing::{info, warn};
 
 use super::Error;
 use super::assignment::{Arrival, Place};
-use super::context::{Context, Rebalanced, Statistics, assign, commit};
+use super::context::{Context, Rebalanced, assign, commit};
 use super::metrics;
 use super::producer::Producer;
 use super::record::Record;
 use super::settings::{Settings, Topic};
 use super::shared::Shared;
+use super::statistics::Statistics;
 use crate::bus::DueTime;
 use crate::timer::name;
 
@@ -363,7 +364,7 @@ impl Consumer {
             self.means.shared.health.missing_topics(missing);
         }
         if let Some((code, reason)) = self.client.client().fatal_error() {
-            return Err(Broken(format!("{reason} ({code})")));
+            return Err(self.fatal(code, &reason));
         }
         context
             .take_statistics()
@@ -393,37 +394,22 @@ impl Consumer {
         }
     }
 
-    /// Statistics show what no record can: that the records to come are gone, or that a partition is dead.
     fn examine(&self, statistics: &Statistics) -> Result<(), Broken> {
         if statistics.some_broker_is_up() {
             self.means.shared.health.brokers_down(false);
         }
-        for (topic, of) in statistics.partitions() {
-            let place: Place = (topic.into(), of.partition);
-            let Some((idle, position)) = self.means.shared.assignment().idle(&place) else {
-                continue;
-            };
-            if position.is_some_and(|position| of.lo_offset > position) && of.lo_offset >= 0 {
-                warn!(
-                    topic,
-                    partition = of.partition,
-                    low = of.lo_offset,
-                    ?position,
-                    "records were deleted before they were done"
-                );
-                self.means.shared.suspect();
-            }
-            let has_more =
-                of.fetchq_cnt > 0 || (of.hi_offset >= 0 && of.next_offset < of.hi_offset);
-            if has_more && idle > DEAD_AFTER {
-                return Err(Broken(format!(
-                    "{topic}/{} has records and gave none for {} s",
-                    of.partition,
-                    idle.as_secs()
-                )));
-            }
+        let findings = statistics.findings(&self.means.shared.assignment(), DEAD_AFTER);
+        if !findings.deleted.is_empty() {
+            warn!(partitions = ?findings.deleted, "records were deleted before they were done");
+            self.means.shared.suspect();
         }
-        Ok(())
+        match findings.dead.first() {
+            Some((topic, partition)) => Err(Broken(format!(
+                "{topic}/{partition} has records and gave none for {} s",
+                DEAD_AFTER.as_secs()
+            ))),
+            None => Ok(()),
+        }
     }
 
     fn missing_topics(&self) -> BTreeSet<String> {
@@ -448,7 +434,7 @@ impl Consumer {
     /// An error that came instead of a record. Most pass by themselves.
     fn look_at(&mut self, e: KafkaError) -> Result<(), Broken> {
         match &e {
-            KafkaError::MessageConsumptionFatal(_) => Err(Broken(e.to_string())),
+            KafkaError::MessageConsumptionFatal(code) => Err(self.fatal(*code, &e.to_string())),
             KafkaError::PartitionEOF(_) => Ok(()),
             KafkaError::MessageConsumption(
                 RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownTopic,
@@ -467,6 +453,21 @@ impl Consumer {
                 warn!(error = %e, "kafka consumer");
                 Ok(())
             }
+        }
+    }
+
+    fn fatal(&self, code: RDKafkaErrorCode, reason: &str) -> Broken {
+        let instance_id = self
+            .means
+            .settings
+            .instance_id
+            .as_deref()
+            .unwrap_or_default();
+        match code {
+            RDKafkaErrorCode::FencedInstanceId => Broken(format!(
+                "another coordinator has the instance id {instance_id:?}; give each its own: {reason}"
+            )),
+            _ => Broken(format!("{reason} ({code})")),
         }
     }
 

@@ -3,7 +3,7 @@
 //! A new assignment is only noted here: its partitions must have their own queues before it takes effect, and that needs
 //! the consumer's own handle. A revocation is carried out at once, because dropping the consumer waits for it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,12 +13,12 @@ use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, Reb
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::types::RDKafkaRespErr;
 use rdkafka::{ClientContext, Offset, TopicPartitionList};
-use serde::Deserialize;
 use tracing::{debug, error, info, warn};
 
 use super::assignment::{Commit, Place};
 use super::metrics;
 use super::shared::Shared;
+use super::statistics::Statistics;
 
 /// A rebalance that the poll thread has to act on.
 pub(super) enum Rebalanced {
@@ -26,59 +26,6 @@ pub(super) enum Rebalanced {
     Assigned(TopicPartitionList),
     /// Already given up; their queues can go.
     Revoked(Vec<Place>),
-}
-
-/// Statistics, as far as they are used.
-#[derive(Debug, Default, Deserialize)]
-pub(super) struct Statistics {
-    #[serde(default)]
-    brokers: HashMap<String, BrokerStatistics>,
-    #[serde(default)]
-    topics: HashMap<String, TopicStatistics>,
-}
-
-#[derive(Debug, Deserialize)]
-struct BrokerStatistics {
-    nodeid: i64,
-    state: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-struct TopicStatistics {
-    #[serde(default)]
-    partitions: HashMap<String, PartitionStatistics>,
-}
-
-/// One partition. Offsets are negative while unknown.
-#[derive(Clone, Copy, Debug, Deserialize)]
-pub(super) struct PartitionStatistics {
-    pub partition: i32,
-    #[serde(default)]
-    pub fetchq_cnt: i64,
-    #[serde(default)]
-    pub next_offset: i64,
-    #[serde(default)]
-    pub lo_offset: i64,
-    #[serde(default)]
-    pub hi_offset: i64,
-}
-
-impl Statistics {
-    pub fn some_broker_is_up(&self) -> bool {
-        self.brokers
-            .values()
-            .any(|broker| broker.nodeid >= 0 && broker.state == "UP")
-    }
-
-    pub fn partitions(&self) -> impl Iterator<Item = (&str, &PartitionStatistics)> {
-        let known = |partition: &&PartitionStatistics| partition.partition >= 0;
-        self.topics.iter().flat_map(move |(topic, of)| {
-            of.partitions
-                .values()
-                .filter(known)
-                .map(|partition| (topic.as_str(), partition))
-        })
-    }
 }
 
 /// The consumer's.
@@ -146,6 +93,9 @@ impl Context {
         let mut assignment = self.shared.assignment();
         places.iter().for_each(|place| assignment.revoke(place));
         drop(assignment);
+        if lost {
+            self.shared.health.left();
+        }
         info!(partitions = places.len(), lost, "partitions revoked");
         let unassigned = match consumer.rebalance_protocol() {
             RebalanceProtocol::Cooperative => consumer.incremental_unassign(partitions),
@@ -224,7 +174,9 @@ impl ConsumerContext for Context {
             }
         }
         drop(assignment);
-        if refused > 0 {
+        if refused == 0 {
+            self.shared.health.brokers_down(false);
+        } else {
             counter!(metrics::COMMIT_ERRORS).increment(1);
             warn!(partitions = refused, error = ?result.err(), "offsets were not committed; again in a second");
         }

@@ -24,6 +24,7 @@ mod producer;
 mod record;
 mod settings;
 mod shared;
+mod statistics;
 pub mod topics;
 
 pub use assignment::PartitionView;

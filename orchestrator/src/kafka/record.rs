@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use chrono::TimeDelta;
+use lapse_sagas::order_event::parse_due_header;
 use lapse_sagas::{Span, Timestamp};
 use rdkafka::Message;
 use rdkafka::message::{BorrowedMessage, Header, Headers, OwnedHeaders};
@@ -185,20 +186,14 @@ fn text(headers: &[RawHeader], name: &str) -> Option<String> {
     Some(String::from_utf8_lossy(value.as_ref()?).into_owned())
 }
 
-/// A due header's time; what lies too far ahead is refused later, with what the buckets reach.
+/// A due header's time. What lies too far ahead is refused later, with what the buckets reach.
 fn parse_due(text: &str, now: Timestamp) -> Result<Timestamp, BadRecord> {
-    let ms: Option<i64> = text.trim().parse().ok();
-    let Some(due) = ms.and_then(Timestamp::from_timestamp_millis) else {
-        return Err(bad(
-            "due_header_unreadable",
-            format!("header {DUE_HEADER} is {text:?}; write whole milliseconds since 1970"),
-        ));
-    };
+    let due = parse_due_header(text).map_err(|event| bad(event.reason, event.detail))?;
     if due < now - OLDEST {
-        let detail = format!(
-            "header {DUE_HEADER} is {text}, which is {due}, over 30 days ago; is it in seconds? write milliseconds"
-        );
-        return Err(bad("due_too_old", detail));
+        return Err(bad(
+            "time_range",
+            format!("header {DUE_HEADER} is {text}, which is {due}, over 30 days ago"),
+        ));
     }
     Ok(due)
 }
@@ -210,7 +205,7 @@ fn bad(reason: &'static str, detail: String) -> BadRecord {
 /// Epoch milliseconds, rounded up: never early.
 fn ceil_ms(at: Timestamp) -> i64 {
     let floor = at.timestamp_millis();
-    if at.timestamp_subsec_nanos() % 1_000_000 == 0 {
+    if at.timestamp_subsec_nanos().is_multiple_of(1_000_000) {
         floor
     } else {
         floor + 1
@@ -241,12 +236,15 @@ mod tests {
             1_700_000_000_123
         );
         for (text, reason) in [
-            ("soon", "due_header_unreadable"),
-            ("", "due_header_unreadable"),
-            ("99999999999999999999", "due_header_unreadable"),
-            ("9223372036854775807", "due_header_unreadable"),
-            ("1700000000", "due_too_old"),
-            ("-1", "due_too_old"),
+            ("soon", "bad_time"),
+            ("", "bad_time"),
+            ("99999999999999999999", "bad_time"),
+            ("99999999999999999", "bad_time"),
+            ("1700000000", "time_unit"),
+            ("1700000000000000", "time_unit"),
+            ("1700000000000000000", "time_unit"),
+            ("1500000000000", "time_range"),
+            ("-1", "time_range"),
         ] {
             assert_eq!(parse_due(text, now).expect_err(text).reason, reason);
         }

@@ -184,7 +184,7 @@ impl Settings {
             // An open transaction of some producer must not stop the timers behind it.
             .set("isolation.level", "read_uncommitted")
             .set("check.crcs", "true")
-            .set("statistics.interval.ms", "10000");
+            .set("statistics.interval.ms", "5000");
         if let Some(instance_id) = &self.instance_id {
             config.set("group.instance.id", instance_id);
         }

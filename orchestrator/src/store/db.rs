@@ -349,6 +349,10 @@ impl From<sqlx::Error> for Error {
         match code(&error).as_deref() {
             // Time-outs of a statement, of a lock; a deadlock that was lost too often.
             Some("57014" | "55P03" | "40P01" | "40001") => Error::Slow(words),
+            // No such schema, table or column.
+            Some("3F000" | "42P01" | "42703") => Error::Defect(format!(
+                "{words}; the tables are missing or older than this program, run: lapse migrate"
+            )),
             _ if is_gone(&error) => Error::Unreachable(words),
             _ => Error::Defect(words),
         }

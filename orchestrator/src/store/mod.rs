@@ -159,7 +159,8 @@ pub struct Revised {
     pub moved: bool,
 }
 
-/// Decides under lock. Called with the row as it is and the database's time; must not block.
+/// Decides under lock. Called with the row as it is and the database's time, which is read after all locks are held.
+/// Must not block, and must change nothing: it is called again for the same rows when the transaction is repeated.
 pub type Decide = Arc<dyn Fn(&Saga, Timestamp) -> Decision + Send + Sync>;
 
 /// The active definitions, one versioned set.
@@ -263,7 +264,8 @@ pub trait Store: Send + Sync + 'static {
     /// Starts sagas: one row, one key and one history entry each; an existing key changes nothing.
     async fn start(&self, batch: Vec<Start>) -> Result<Vec<Started>, Error>;
 
-    /// Writes the moved states of sagas in hand with history, alerts, outbox and rollups. Fenced by version.
+    /// Writes the moved states of sagas in hand with history, alerts, outbox and rollups. Fenced by version; of two
+    /// moves of one saga in a batch, the first counts.
     async fn record(&self, batch: Vec<Move>) -> Result<Vec<Moved>, Error>;
 
     /// Locks rows, lets `decide` look at each, stores what it says; in one transaction. In order of locking.
@@ -295,7 +297,8 @@ pub trait Store: Send + Sync + 'static {
     /// Makes what the coming days' rows need (partitions); harmless to repeat.
     async fn prepare_days(&self) -> Result<(), Error>;
 
-    /// Adds to counters of this minute that belong to no saga: `dropped_paid`, `duplicate`, `dead_letter`.
+    /// Adds to counters of this minute that belong to no saga, such as `dropped_paid`. What the other methods write they
+    /// count themselves, `started`, `duplicate` and `dead_letter` included.
     async fn count(&self, definition: &str, counter: &str, by: i64) -> Result<(), Error>;
 }
 

@@ -185,6 +185,25 @@ pub struct DeadLetterRow {
     pub headers: Value,
 }
 
+/// From due time to the end, in whole milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs)]
+pub struct LatenessRow {
+    pub sagas: i64,
+    pub p50_ms: i64,
+    pub p99_ms: i64,
+    pub p999_ms: i64,
+    pub max_ms: i64,
+}
+
+/// As `show server_version` and `show fsync` say.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs)]
+pub struct ServerSettings {
+    pub version: String,
+    pub fsync: String,
+}
+
 /// `ops_v1.saga_list` as [`SagaRow`], with what follows `from`.
 macro_rules! saga_rows {
     ($tail:tt $(, $argument:expr)*) => {
@@ -314,6 +333,23 @@ impl Ops {
             .await
     }
 
+    /// Whether this saga still moves by itself; false if there is none.
+    pub async fn is_live(&self, id: SagaId) -> Result<bool, Error> {
+        self.db
+            .read(move |tx| {
+                Box::pin(async move {
+                    let row = sqlx::query_scalar!(
+                        r#"select s.wake_at is not null as "live!" from ops_v1.saga_list as s
+                           where s.day = $1 and s.saga_id = $2"#,
+                        day(id),
+                        id.0
+                    );
+                    Ok(row.fetch_optional(tx).await?.unwrap_or(false))
+                })
+            })
+            .await
+    }
+
     /// Alerts that nobody has acknowledged or resolved, the latest first.
     pub async fn open_alerts(&self) -> Result<Vec<AlertRow>, Error> {
         self.db
@@ -406,6 +442,41 @@ impl Ops {
                         r#"select b.oldest_wake_s as "oldest_wake_s!", b.oldest_overdue_s as "oldest_overdue_s!",
                              b.oldest_outbox_s as "oldest_outbox_s!"
                            from ops_v1.backlog as b"#
+                    );
+                    Ok(row.fetch_one(tx).await?)
+                })
+            })
+            .await
+    }
+
+    /// How late completed sagas were, over all of them: for measurements on a database of their own.
+    pub async fn lateness(&self) -> Result<LatenessRow, Error> {
+        self.db
+            .read(|tx| {
+                Box::pin(async move {
+                    let row = sqlx::query_as!(
+                        LatenessRow,
+                        r#"select count(*) as "sagas!",
+                             coalesce(percentile_disc(0.5) within group (order by lateness_ms), 0) as "p50_ms!",
+                             coalesce(percentile_disc(0.99) within group (order by lateness_ms), 0) as "p99_ms!",
+                             coalesce(percentile_disc(0.999) within group (order by lateness_ms), 0) as "p999_ms!",
+                             coalesce(max(lateness_ms), 0) as "max_ms!"
+                           from ops_v1.saga_list where state = 'completed' and lateness_ms is not null"#
+                    );
+                    Ok(row.fetch_one(tx).await?)
+                })
+            })
+            .await
+    }
+
+    /// What a measurement must say about its server.
+    pub async fn server_settings(&self) -> Result<ServerSettings, Error> {
+        self.db
+            .read(|tx| {
+                Box::pin(async move {
+                    let row = sqlx::query_as!(
+                        ServerSettings,
+                        r#"select current_setting('server_version') as "version!", current_setting('fsync') as "fsync!""#
                     );
                     Ok(row.fetch_one(tx).await?)
                 })

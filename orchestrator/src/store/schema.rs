@@ -4,7 +4,9 @@
 
 use chrono::{DateTime, Days, NaiveDate};
 use lapse_sagas::{SagaId, Timestamp};
+use sqlx::ConnectOptions;
 use sqlx::migrate::Migrator;
+use sqlx::postgres::PgConnectOptions;
 
 use super::Error;
 use super::db::Db;
@@ -44,6 +46,35 @@ pub async fn migrate(db: &Db) -> Result<(), Error> {
     .await?;
     let today = now(db).await?.date_naive();
     ensure_partitions(db, today).await
+}
+
+/// Makes an empty database beside the one of `url` and gives its URL. `name` is `[a-z0-9_]` only.
+///
+/// # Errors
+/// As Postgres says; [`Error::Defect`] for another kind of name.
+pub async fn create_database(url: &str, name: &str) -> Result<String, Error> {
+    if !name
+        .bytes()
+        .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
+    {
+        return Err(Error::Defect(format!("{name:?} is no name for a database")));
+    }
+    let options: PgConnectOptions = url
+        .parse()
+        .map_err(|error| Error::Defect(format!("database URL: {error}")))?;
+    let made = options.clone().database(name).to_url_lossy().to_string();
+    let create = format!("create database {name}");
+    Db::open(options, 1)
+        .apart(|connection| {
+            Box::pin(async move {
+                sqlx::raw_sql(sqlx::AssertSqlSafe(create))
+                    .execute(connection)
+                    .await?;
+                Ok(())
+            })
+        })
+        .await?;
+    Ok(made)
 }
 
 /// Makes the partitions from the day before `today` to a week after it, where they are missing.

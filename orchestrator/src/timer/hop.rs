@@ -55,7 +55,7 @@ impl Refusal {
     /// Stable code.
     pub fn reason(self) -> &'static str {
         match self {
-            Refusal::TooFar { .. } => "due_too_far",
+            Refusal::TooFar { .. } => "time_range",
             Refusal::TooManyHops => "too_many_hops",
         }
     }

@@ -1,8 +1,12 @@
 //! Integration tests: real Postgres always, the embedded broker always, real Apache Kafka wherever it can be had.
 
+mod cli;
+mod coordinator;
 #[path = "../../../participants/tests/it/database.rs"]
 mod database;
 mod executor;
+mod http;
 mod kafka;
+mod simulation;
 mod store;
 mod support;

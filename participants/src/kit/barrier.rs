@@ -71,7 +71,7 @@ pub async fn prune(pool: &PgPool, limit: u32) -> Result<u64, CallError> {
         Box::pin(async move {
             let removed = sqlx::query!(
                 "delete from shop.barrier where command_id in (
-                     select command_id from shop.barrier where expires_at < clock_timestamp()
+                     select command_id from shop.barrier where expires_at < statement_timestamp()
                      limit $1 for update skip locked)",
                 i64::from(limit),
             )

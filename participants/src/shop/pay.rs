@@ -11,6 +11,9 @@ use sqlx::PgConnection;
 use super::{OrderRef, Shop};
 use crate::kit::{CallError, db};
 
+/// How often a payment that met a saga in the middle of its work is repeated before the buyer is told.
+const TRIES: u32 = 5;
+
 /// What became of a payment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -41,10 +44,18 @@ impl Shop {
     /// [`CallError`] from the database; then none was paid, unless it is `Unknown`.
     pub async fn pay_many(&self, orders: &[OrderRef]) -> Result<Vec<PayOutcome>, CallError> {
         let distinct: BTreeSet<OrderRef> = orders.iter().cloned().collect();
-        let outcomes = db::tx(&self.pool, move |connection| {
-            Box::pin(pay(connection, distinct.into_iter().collect()))
-        })
-        .await?;
+        let mut tries = 0;
+        let outcomes = loop {
+            let batch: Vec<OrderRef> = distinct.iter().cloned().collect();
+            let paid = db::tx(&self.pool, move |connection| {
+                Box::pin(pay(connection, batch))
+            })
+            .await;
+            match paid {
+                Err(CallError::Serialization(_)) if tries < TRIES => tries += 1,
+                paid => break paid?,
+            }
+        };
         let answer = |order| {
             let outcome = outcomes.get(order).copied();
             outcome.unwrap_or(PayOutcome::UnknownOrder)
@@ -129,7 +140,7 @@ async fn why_refused(
         let outcome = match row.status.as_str() {
             "paid" => PayOutcome::AlreadyPaid,
             "cancelled" => PayOutcome::OrderCancelled,
-            // Re-opened between the two statements: the buyer may simply try again.
+            // Re-opened between the two statements: again.
             status => {
                 let id = &row.order_id;
                 let words = format!("order {id} became {status} while it was paid");

@@ -1,5 +1,6 @@
 //! The audit finds what it is there to find: every check is shown to fail on a planted corruption, and only it.
 
+use chrono::TimeDelta;
 use lapse_participants::audit::{Bounds, Check};
 use lapse_participants::kit::OrderKey;
 
@@ -33,7 +34,12 @@ async fn violated(shop: &TestShop) -> Vec<Check> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sound_shop_passes_every_check_and_every_check_looked_at_something() {
     let (shop, ..) = with_history().await;
-    let audit = shop.audit(&Bounds::default()).await;
+    // Without any time to settle: nothing is under way here.
+    let at_once = Bounds {
+        settled_after: TimeDelta::zero(),
+        ..Bounds::default()
+    };
+    let audit = shop.audit(&at_once).await;
     for check in &audit.checks {
         assert!(
             check.ok && check.violations == 0 && check.rows.is_empty(),
@@ -53,15 +59,7 @@ async fn a_sound_shop_passes_every_check_and_every_check_looked_at_something() {
         "lost",
     ];
     assert_eq!(ids, expected);
-    // Nothing was cancelled long enough ago to be looked at for holds left open.
-    let idle = |check: &&Check| check.checked == 0;
-    let idle: Vec<&str> = audit
-        .checks
-        .iter()
-        .filter(idle)
-        .map(|check| check.id.as_str())
-        .collect();
-    assert_eq!(idle, ["hold_left_open"]);
+    assert!(audit.checks.iter().all(|check| check.checked > 0));
     assert_eq!(audit.lateness.orders, 1);
     assert!(audit.lateness.max >= audit.lateness.p50 && audit.lateness.p50 > Some(0.0));
 }

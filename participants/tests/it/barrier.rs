@@ -354,6 +354,10 @@ async fn a_command_waits_for_its_twin_and_gives_up_when_that_takes_too_long() {
         let order = shop.overdue_mug().await;
         let saga = Saga::on(&order);
         // The twin is inside its transaction and stays there.
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "the twin must stay open while the other waits for it"
+        )]
         let mut twin = shop.pool.begin().await.expect("a transaction begins");
         sqlx::query(
             "insert into shop.barrier (command_id, operation, fingerprint, expires_at)

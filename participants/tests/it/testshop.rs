@@ -11,11 +11,13 @@ use lapse_participants::shop::{Line, NewOrder, OrderRef, OrderView, Shop, migrat
 use lapse_participants::stock::Stock;
 use lapse_sagas::{Cause, CommandId, Direction, Outcome, SagaId, StepId, Timestamp};
 use rust_decimal::Decimal;
-use sqlx::PgPool;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{ConnectOptions, PgPool};
 
 use crate::database::TestDatabase;
 
 pub struct TestShop {
+    url: String,
     pub pool: PgPool,
     pub shop: Shop,
     pub orders: Orders,
@@ -38,6 +40,7 @@ impl TestShop {
             stocked.expect("stock can be filled");
         }
         TestShop {
+            url: database.url,
             orders: Orders::new(pool.clone()),
             stock: Stock::new(pool.clone()),
             shop,
@@ -109,6 +112,34 @@ impl TestShop {
     }
 }
 
+impl Drop for TestShop {
+    /// Removes the database, unless the test failed: then it is left to be looked at.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        let options: PgConnectOptions = self.url.parse().expect("a postgres URL");
+        let name = options.get_database().expect("the database has a name");
+        let drop = format!("drop database {name} with (force)");
+        let options = options.clone().database("postgres");
+        let remove = async move {
+            let mut admin = options.connect().await?;
+            sqlx::raw_sql(sqlx::AssertSqlSafe(drop))
+                .execute(&mut admin)
+                .await
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        let runtime = runtime.expect("a runtime can be built");
+        let removing = std::thread::spawn(move || runtime.block_on(remove));
+        removing
+            .join()
+            .expect("the thread ends")
+            .expect("the database can be removed");
+    }
+}
+
 pub fn now() -> Timestamp {
     SystemTime::now().into()
 }
@@ -153,6 +184,7 @@ pub struct Saga {
     pub id: SagaId,
     pub order: OrderKey,
     pub cause: Cause,
+    pub run: u32,
 }
 
 impl Saga {
@@ -161,6 +193,7 @@ impl Saga {
             id: SagaId(uuid::Uuid::now_v7()),
             order: order.clone(),
             cause: Cause::Timeout,
+            run: 1,
         }
     }
 
@@ -180,9 +213,9 @@ impl Saga {
 
     fn command(&self, action: &str, operation: &str, direction: Direction) -> Command {
         let step = StepId::from(action.to_ascii_lowercase().as_str());
-        let action_id = CommandId::new(self.id, 1, &step, Direction::Do);
+        let action_id = CommandId::new(self.id, self.run, &step, Direction::Do);
         Command {
-            command_id: CommandId::new(self.id, 1, &step, direction),
+            command_id: CommandId::new(self.id, self.run, &step, direction),
             action_id: (direction == Direction::Undo).then_some(action_id),
             saga_id: self.id,
             step,

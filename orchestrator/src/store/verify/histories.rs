@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn postponements_are_no_attempts_and_repeated_failures_of_one_number_are() {
-        let postponed = replied("replied", 1, "not_due");
+        let postponed = replied("postponed", 1, "not_due");
         assert_eq!(
             made(&[postponed.clone(), postponed, replied("replied", 1, "done")]),
             1

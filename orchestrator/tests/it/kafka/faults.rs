@@ -15,7 +15,6 @@ on_both!(
     two_coordinators_share_the_partitions_and_lose_nothing,
     acknowledgements_after_a_revocation_are_ignored,
     records_deleted_before_they_were_read_raise_suspicion,
-    records_deleted_while_nothing_is_left_to_read_raise_suspicion,
 );
 
 async fn what_was_not_done_is_delivered_again_and_what_was_is_not(bench: Bench) {
@@ -201,11 +200,13 @@ async fn records_deleted_before_they_were_read_raise_suspicion(bench: Bench) {
     assert!(!bus.take_suspicion(), "told once");
 }
 
-async fn records_deleted_while_nothing_is_left_to_read_raise_suspicion(mut bench: Bench) {
-    if bench.broker.is_some() {
-        // The in-process broker deletes only while records come in, so something is always left to read.
+/// The in-process broker deletes only while records come in, so there something is always left to read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_deleted_while_nothing_is_left_to_read_raise_suspicion() {
+    let test = "records_deleted_while_nothing_is_left_to_read_raise_suspicion";
+    let Some(mut bench) = Bench::apache_kafka(test) else {
         return;
-    }
+    };
     bench
         .settings
         .extra
@@ -315,4 +316,74 @@ async fn timers_survive_an_outage_of_the_broker() {
     }
     eventually("ready again", || bus.is_ready()).await;
     assert_eq!(bus.publish(vec![message]).await, [true]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_with_the_same_instance_id_moves_no_partition() {
+    let Some(mut bench) =
+        Bench::apache_kafka("a_restart_with_the_same_instance_id_moves_no_partition")
+    else {
+        return;
+    };
+    bench.create_topics().await;
+    bench.settings.instance_id = Some("two".into());
+    let two = bench.bus();
+    bench.settings.instance_id = Some("one".into());
+    let one = bench.ready_bus().await;
+    eventually("both read three", || {
+        one.partitions().len() == 3 && two.partitions().len() == 3
+    })
+    .await;
+    let of = |bus: &lapse::kafka::KafkaBus| {
+        bus.partitions()
+            .into_iter()
+            .map(|of| (of.topic, of.partition))
+            .collect::<Vec<_>>()
+    };
+    let (before, beside) = (of(&one), two.partitions());
+    one.stop().await;
+
+    let one = bench.ready_bus().await;
+
+    eventually("one reads again", || one.partitions().len() == 3).await;
+    assert_eq!(of(&one), before);
+    let epochs =
+        |of: Vec<lapse::kafka::PartitionView>| of.iter().map(|of| of.epoch).collect::<Vec<_>>();
+    assert_eq!(
+        epochs(two.partitions()),
+        epochs(beside),
+        "two was not disturbed"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_coordinators_with_one_instance_id_are_told_so() {
+    let Some(mut bench) = Bench::apache_kafka("two_coordinators_with_one_instance_id_are_told_so")
+    else {
+        return;
+    };
+    bench.create_topics().await;
+    bench.settings.instance_id = Some("the-same".into());
+    let one = bench.ready_bus().await;
+    let two = bench.bus();
+    eventually("one is told", || {
+        one.trouble()
+            .is_some_and(|why| why.contains("another coordinator has the instance id"))
+    })
+    .await;
+
+    two.stop().await;
+
+    eventually("one is ready again", || {
+        one.is_ready() && !one.partitions().is_empty()
+    })
+    .await;
+    bench
+        .producer()
+        .produce(vec![due_at("schedule", 0, 1, now())])
+        .await;
+    assert_eq!(
+        take_done(&one, 1).await.iter().map(id).collect::<Vec<_>>(),
+        [1]
+    );
 }

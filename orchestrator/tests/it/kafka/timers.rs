@@ -238,9 +238,9 @@ async fn bad_records_are_handed_out_with_the_reason_and_tombstones_are_passed_ov
         [
             "not_json",
             "due_unreadable",
-            "due_header_unreadable",
-            "due_too_old",
-            "due_too_far",
+            "bad_time",
+            "time_unit",
+            "time_range",
             "due"
         ]
     );

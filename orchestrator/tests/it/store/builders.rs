@@ -40,6 +40,7 @@ pub fn definition(name: &str, version: u32, title: &str) -> Arc<Definition> {
         hash: hex::encode(Sha256::digest(&text)).as_str().into(),
         text: text.into(),
         body,
+        warnings: Vec::new(),
     })
 }
 

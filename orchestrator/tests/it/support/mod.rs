@@ -1,6 +1,9 @@
-//! What the tests share: a participant that follows a script, a world to run sagas in, conditions with limits.
+//! What the tests share: a participant that follows a script, a world to run sagas in, a whole Lapse on a broker,
+//! conditions with limits.
 
+pub mod live;
 pub mod scripted;
+pub mod topic;
 pub mod world;
 
 use std::future::Future;

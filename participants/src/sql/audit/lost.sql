@@ -1,11 +1,12 @@
 with looked_at as (
-    select tenant, order_id, generation, due_at, placed_at
+    select tenant, order_id, generation, due_at, placed_at, status, needs_attention
     from shop.orders
-    where status = 'awaiting_payment' and not needs_attention and placed_at >= $1
+    where placed_at >= $1
 ), bad as (
     select tenant, order_id, generation, due_at, placed_at
     from looked_at
-    where greatest(due_at, placed_at) < clock_timestamp() - make_interval(secs => $2)
+    where status = 'awaiting_payment' and not needs_attention
+      and greatest(due_at, placed_at) < clock_timestamp() - make_interval(secs => $2)
 )
 select (select count(*) from looked_at) as "checked!",
     (select count(*) from bad) as "violations!",

@@ -1,0 +1,143 @@
+//! From answers to rows: transitions, fenced records, and replies for rows that somebody else moved meanwhile.
+//!
+//! ```text
+//! answers ─transition─► moves ─fenced─► stored ─► in hand again, if a step follows
+//!                                 └─ fenced out ─► under the row's lock: settles the open step, or is logged as stale
+//! ```
+//! Relies on the fence to make a repeated record harmless. Never: drops a reply without a trace.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lapse_sagas::{Event, Refused, SagaId, Timestamp, transition};
+use tracing::{debug, error, warn};
+
+use super::{Executor, batch, observe};
+use crate::store::{self, Decision, Move, Moved, Saga, StaleReply, Which};
+
+impl Executor {
+    /// Stores transitions; what is fenced out is treated as replies to whatever the rows say now. Gives what is in hand
+    /// afterwards.
+    pub(super) async fn record(self: &Arc<Self>, answered: Vec<batch::Answered>) -> Vec<Saga> {
+        let now = self.clock.now();
+        let mut moves = Vec::with_capacity(answered.len());
+        let mut replies = HashMap::new();
+        for answer in answered {
+            let Some(definition) = self.definitions.get(&answer.saga.definition) else {
+                continue;
+            };
+            match transition(
+                &definition,
+                answer.saga.state.clone(),
+                answer.event.clone(),
+                now,
+            ) {
+                Ok((state, effects)) => {
+                    let (state, effects) =
+                        self.go_on(&definition, &answer.saga, state, effects, now);
+                    replies.insert(answer.saga.id, answer.event);
+                    moves.push(Move {
+                        saga: answer.saga,
+                        state,
+                        effects,
+                    });
+                }
+                Err(why) => {
+                    debug!(saga_id = %answer.saga.id, error = %why, "an answer changed nothing")
+                }
+            }
+        }
+        let Some(moved) = self.until_stored(moves.clone()).await else {
+            return Vec::new();
+        };
+        let mut in_hand = Vec::with_capacity(moved.len());
+        let mut fenced = HashMap::new();
+        for (moved, Move { saga, effects, .. }) in moved.into_iter().zip(moves) {
+            match moved {
+                Moved::Stored(stored) => {
+                    observe(&saga, &effects, now);
+                    in_hand.push(*stored);
+                }
+                Moved::Fenced => fenced.extend(replies.remove_entry(&saga.id)),
+            }
+        }
+        if !fenced.is_empty() {
+            in_hand.extend(self.settle(fenced).await);
+        }
+        in_hand
+    }
+
+    /// Tries for a second: a commit of unknown fate that is repeated is fenced out, which is safe. Then the rows' own
+    /// wake-up times bring them back.
+    async fn until_stored(&self, moves: Vec<Move>) -> Option<Vec<Moved>> {
+        let began = Instant::now();
+        loop {
+            match self.store.record(moves.clone()).await {
+                Ok(moved) => return Some(moved),
+                Err(error) if began.elapsed() < Duration::from_secs(1) => {
+                    warn!(%error, sagas = moves.len(), "recording again");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                Err(error) => {
+                    error!(%error, sagas = moves.len(), "recording given up; the poll takes over");
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Replies for rows that somebody else moved meanwhile: matched by command and attempt under the row's lock.
+    async fn settle(self: &Arc<Self>, replies: HashMap<SagaId, Event>) -> Vec<Saga> {
+        let ids = replies.keys().copied().collect();
+        let decide: store::Decide = {
+            let executor = Arc::clone(self);
+            Arc::new(move |saga, now| executor.decide_reply(saga, replies.get(&saga.id), now))
+        };
+        match self.store.revise(Which::Ids(ids), decide).await {
+            Ok(revised) => revised
+                .into_iter()
+                .filter(|revised| revised.moved)
+                .map(|revised| revised.saga)
+                .collect(),
+            Err(error) => {
+                warn!(%error, "replies of fenced sagas are lost; the same commands go out again");
+                Vec::new()
+            }
+        }
+    }
+
+    fn decide_reply(&self, saga: &Saga, event: Option<&Event>, now: Timestamp) -> Decision {
+        let (Some(definition), Some(event)) = (self.definitions.get(&saga.definition), event)
+        else {
+            return Decision::Leave;
+        };
+        match transition(&definition, saga.state.clone(), event.clone(), now) {
+            Ok((state, effects)) => {
+                observe(saga, &effects, now);
+                let (state, effects) = self.go_on(&definition, saga, state, effects, now);
+                Decision::Move(state, effects)
+            }
+            Err(why) => stale(event, &why),
+        }
+    }
+}
+
+fn stale(event: &Event, why: &Refused) -> Decision {
+    let Event::Replied {
+        step,
+        attempt,
+        outcome,
+        ..
+    } = event
+    else {
+        return Decision::Leave;
+    };
+    metrics::counter!("lapse_stale_replies_total", "outcome" => outcome.name()).increment(1);
+    Decision::Stale(StaleReply {
+        step: step.to_string(),
+        attempt: i32::try_from(*attempt).unwrap_or(i32::MAX),
+        outcome: outcome.name().to_owned(),
+        why: why.to_string(),
+    })
+}

@@ -1,0 +1,225 @@
+//! What is wrong is refused in words, with an exit code that says of what kind it is.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use lapse::config::Config;
+use lapse::dev::broker::Broker;
+
+use super::{lapse, lapse_with, run};
+use crate::database::TestDatabase;
+use crate::support::live::{config, free_address, kafka_or_left_out};
+
+/// A file of the test's own, gone with it.
+struct File(PathBuf);
+
+impl File {
+    fn new(name: &str, text: &str) -> File {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("{}-{name}", uuid::Uuid::now_v7()));
+        std::fs::write(&path, text).expect("a file can be written");
+        File(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().expect("text")
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Settings under which nothing answers.
+fn nowhere() -> Config {
+    let mut config = Config::default();
+    let (postgres, kafka) = (free_address(), free_address());
+    config.postgres.url = format!("postgres://lapse@{postgres}/lapse");
+    config.kafka.brokers = kafka.to_string();
+    config.http.listen = free_address();
+    config.shop.enabled = true;
+    config
+}
+
+#[test]
+fn an_unknown_setting_is_refused_by_name_in_every_layer() {
+    run(lapse(&["validate", "--set", "postgres.ulr=x"]))
+        .with_code(3)
+        .saying("ulr");
+    run(lapse(&["validate", "--set", "postgress.url=x"]))
+        .with_code(3)
+        .saying("postgress");
+    let mut from_environment = lapse(&["validate"]);
+    from_environment.env("LAPSE__KAFKA__BROKER", "x");
+    run(from_environment).with_code(3).saying("broker");
+    let mut no_section = lapse(&["validate"]);
+    no_section.env("LAPSE__BROKERS", "x");
+    run(no_section).with_code(3).saying("LAPSE__BROKERS");
+    let file = File::new("unknown.toml", "[sweep]\nevery = \"5s\"\neager = true\n");
+    run(lapse(&["validate", "--config", file.path()]))
+        .with_code(3)
+        .saying("eager");
+    run(lapse(&["validate", "--set", "no-value"])).with_code(3);
+    run(lapse(&["validate", "--config", "/nonesuch.toml"]))
+        .with_code(3)
+        .saying("/nonesuch.toml");
+}
+
+#[test]
+fn a_wrong_value_is_refused_with_its_key() {
+    for (setting, key) in [
+        ("kafka.partitions=many", "partitions"),
+        ("sweep.every=soon", "every"),
+        ("shop.enabled=perhaps", "enabled"),
+        ("http.listen=here", "listen"),
+        ("log.format=xml", "format"),
+        ("executor.batch_max=0", "executor.batch_max"),
+        ("postgres.writers=1", "postgres.writers"),
+    ] {
+        run(lapse(&["validate", "--set", setting]))
+            .with_code(3)
+            .saying(key);
+    }
+}
+
+#[test]
+fn lapse_listens_on_loopback_only() {
+    run(lapse(&["run", "--set", "http.listen=0.0.0.0:8380"]))
+        .with_code(3)
+        .saying("http.listen is 0.0.0.0:8380");
+}
+
+/// The refused address says which layer won.
+#[test]
+fn flags_win_over_the_environment_the_environment_over_the_file_and_the_file_over_defaults() {
+    let file = File::new("layers.toml", "[http]\nlisten = \"0.0.0.0:1\"\n");
+    let with_file = ["validate", "--config", file.path()];
+    run(lapse(&["validate"])).with_code(0);
+    run(lapse(&with_file)).with_code(3).saying("0.0.0.0:1:");
+
+    let mut environment = lapse(&with_file);
+    environment.env("LAPSE__HTTP__LISTEN", "0.0.0.0:2");
+    run(environment).with_code(3).saying("0.0.0.0:2:");
+
+    let flag = [&with_file[..], &["--set", "http.listen=0.0.0.0:3"]].concat();
+    let mut all = lapse(&flag);
+    all.env("LAPSE__HTTP__LISTEN", "0.0.0.0:2");
+    run(all).with_code(3).saying("0.0.0.0:3:");
+}
+
+#[test]
+fn every_mistake_of_a_definition_is_listed_with_its_place() {
+    let file = File::new(
+        "wrong.yaml",
+        "format: saga/v1\nname: wrong\nversion: 0\ntrigger:\n  event_types: []\n  order_types: {}\n  order_owner: orders\nsteps: []\n",
+    );
+    let ended = run(lapse(&["validate", "-o", "json", file.path()])).with_code(3);
+    let answer = ended.object("validate");
+    assert_eq!(answer["ok"], false);
+    let problems = answer["problems"].as_array().expect("a list");
+    assert!(problems.len() >= 3, "{problems:?}");
+    assert!(problems.iter().all(|problem| problem["line"].is_u64()));
+    run(lapse(&["validate", "/nonesuch.yaml"])).with_code(4);
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_exit_code_4() {
+    let config = config(&TestDatabase::create().await);
+    run(lapse_with(&config, &["migrate"])).with_code(0);
+    let saga = uuid::Uuid::now_v7().to_string();
+    for args in [
+        &["show", "--order", "nonesuch"][..],
+        &["show", &saga],
+        &["alerts", "ack", "nonesuch"],
+        &["shop", "show", "nonesuch"],
+        &["shop", "pay", "nonesuch"],
+    ] {
+        let ended = run(lapse_with(&config, args)).with_code(4);
+        assert!(ended.stderr.starts_with("lapse: "), "{}", ended.stderr);
+    }
+}
+
+#[tokio::test]
+async fn verify_says_ok_of_no_empty_database() {
+    let config = config(&TestDatabase::create().await);
+    run(lapse_with(&config, &["verify"]))
+        .with_code(1)
+        .saying("lapse migrate");
+    run(lapse_with(&config, &["migrate"])).with_code(0);
+    let ended = run(lapse_with(&config, &["verify", "-o", "json"])).with_code(1);
+    assert_eq!(ended.object("verify")["ok"], false);
+}
+
+#[test]
+fn what_does_not_answer_is_exit_code_8_within_seconds() {
+    let config = nowhere();
+    let programs: Vec<_> = [
+        &["list"][..],
+        &["show", "--order", "o1"],
+        &["alerts", "list"],
+        &["alerts", "ack", "a1"],
+        &["verify"],
+        &["migrate"],
+        &["run"],
+        &["topics", "check"],
+        &["topics", "create"],
+        &["start", "cancel-and-replenish", "--order-id", "o1"],
+        &["shop", "place"],
+        &["shop", "show", "o1"],
+        &["shop", "pay", "o1"],
+    ]
+    .into_iter()
+    .map(|args| {
+        let command = lapse_with(&config, args);
+        let program = std::thread::spawn(move || {
+            let began = Instant::now();
+            (run(command), began.elapsed())
+        });
+        (args, program)
+    })
+    .collect();
+    for (args, program) in programs {
+        let (ended, took) = program.join().expect("the program was started");
+        assert_eq!(ended.code, 8, "{args:?}: {}", ended.stderr);
+        assert!(took < Duration::from_secs(15), "{args:?} took {took:?}");
+    }
+}
+
+#[tokio::test]
+async fn run_refuses_missing_topics_and_says_how_to_make_them() {
+    let mut settings = config(&TestDatabase::create().await);
+    let broker = Broker::start(&settings.kafka_settings()).expect("the broker starts");
+    settings.kafka.brokers = broker.address().to_owned();
+    settings.kafka.prefix = "elsewhere.".to_owned();
+    run(lapse_with(&settings, &["run", "--migrate"]))
+        .with_code(3)
+        .saying("topic elsewhere.schedule: doesn't exist")
+        .saying("lapse topics create");
+    let name = "cli::refusals::run_refuses_missing_topics_and_says_how_to_make_them";
+    let Some(kafka) = kafka_or_left_out(name) else {
+        return;
+    };
+    settings.kafka.brokers = kafka;
+    settings.kafka.prefix = format!("nonesuch-{}.", uuid::Uuid::now_v7());
+    run(lapse_with(&settings, &["run", "--migrate"]))
+        .with_code(3)
+        .saying("schedule: doesn't exist")
+        .saying("lapse topics create");
+}
+
+#[tokio::test]
+async fn run_without_its_tables_says_how_to_make_them() {
+    let name = "cli::refusals::run_without_its_tables_says_how_to_make_them";
+    let Some(live) = crate::support::live::Live::on_kafka(name).await else {
+        return;
+    };
+    let mut config = live.config.clone();
+    config.postgres.url = TestDatabase::create().await.url;
+    run(lapse_with(&config, &["run"]))
+        .with_code(1)
+        .saying("lapse migrate");
+    config.postgres.url = nowhere().postgres.url;
+    run(lapse_with(&config, &["run"])).with_code(8);
+}
