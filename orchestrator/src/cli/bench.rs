@@ -30,7 +30,7 @@ enum Case {
 
 pub(super) async fn run(mut context: Context, args: Args) -> anyhow::Result<()> {
     if context.config.log.filter == "info" {
-        context.config.log.filter = "warn,sqlx::query=error".to_owned();
+        context.config.log.filter = "warn,sqlx=error".to_owned();
     }
     init_logs(&context.config)?;
     let Case::PerStep = args.only;

@@ -29,7 +29,7 @@ pub(super) struct Args {
 pub(super) async fn run(mut context: Context, args: Args) -> anyhow::Result<()> {
     if context.config.log.filter == "info" {
         // The stream tells what happens; the log only what goes wrong.
-        context.config.log.filter = "warn,sqlx::query=error".to_owned();
+        context.config.log.filter = "warn,sqlx=error".to_owned();
     }
     init_logs(&context.config)?;
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
