@@ -133,7 +133,10 @@ async fn place(context: &Context, shop: &Shop, args: Place) -> anyhow::Result<()
                     .await
                     .map_err(unreachable)?;
             }
-            Err(refusal) => return Err(Exit::Invalid(refusal.to_string()).into()),
+            Err(refusal @ Refusal::Invalid { .. }) => {
+                return Err(Exit::Invalid(refusal.to_string()).into());
+            }
+            Err(refusal) => return Err(Exit::Conflict(refusal.to_string()).into()),
         }
     };
     answer::print(context.output, "shop-place", &placed, || {

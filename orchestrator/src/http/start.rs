@@ -110,7 +110,7 @@ async fn start_checked(
     })?;
     let order = OrderKey {
         tenant: body.tenant,
-        order_id: body.order_id,
+        order_id: body.order_id.trim().to_owned(),
         generation: body.generation,
     };
     let event = if body.event.is_null() {

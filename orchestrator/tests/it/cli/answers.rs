@@ -91,9 +91,9 @@ async fn the_reference_shop_is_worked_from_the_command_line() {
     .object("shop-place");
     assert_eq!(placed["order"]["order_id"], "c1");
     assert_eq!(placed["event"]["event_type"], "order.placed");
-    shop(&["place", "--order-id", "c1"]).with_code(3);
+    shop(&["place", "--order-id", "c1"]).with_code(5);
     shop(&["place", "--line", "TEA"]).with_code(3).saying("TEA");
-    shop(&["place", "--line", "TEA@lille=100000"]).with_code(3);
+    shop(&["place", "--line", "TEA@lille=100000"]).with_code(5);
     let stocked = shop(&["stock", "TEA", "lille", "10"])
         .with_code(0)
         .object("shop-stock");

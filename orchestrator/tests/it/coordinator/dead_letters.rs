@@ -6,7 +6,7 @@ use std::time::Duration;
 use chrono::{Days, TimeDelta, Utc};
 use serde::Deserialize;
 
-use crate::support::live::{Live, on_both_brokers};
+use crate::support::live::{Live, ON_TIME_MS, on_both_brokers};
 use crate::support::{topic, until};
 
 const SOON: Duration = Duration::from_secs(20);
@@ -88,7 +88,7 @@ async fn every_malformed_record_becomes_one_dead_letter_and_good_orders_around_i
     for saga in &sagas {
         let late_ms = saga.lateness_ms.expect("it had a due time");
         assert!(
-            saga.state == "completed" && (0..1_000).contains(&late_ms),
+            saga.state == "completed" && (0..ON_TIME_MS).contains(&late_ms),
             "{saga:?}"
         );
     }

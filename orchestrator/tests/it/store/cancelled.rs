@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use super::subject::InPostgres;
 
-const CANCELLED: u64 = 2_400;
+/// So many waiters must have given up; of 2,000, sqlx's own `begin` lost the writes of 8.
+const CANCELLED: u64 = 2_000;
+/// Tries at most: on a fast server few are slow enough to be cancelled.
+const TRIES: i64 = 40_000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acknowledged_writes_survive_thousands_of_cancelled_transactions_and_a_killed_connection() {
@@ -16,7 +19,10 @@ async fn acknowledged_writes_survive_thousands_of_cancelled_transactions_and_a_k
 
     let mut acknowledged = 0;
     let mut given_up = 0;
-    for n in 0..CANCELLED as i64 {
+    for n in 0..TRIES {
+        if given_up == CANCELLED {
+            break;
+        }
         let patience = Duration::from_micros(20 + (n as u64 * 37) % 400);
         let doomed = db.tx(move |tx| {
             Box::pin(async move {
@@ -42,9 +48,9 @@ async fn acknowledged_writes_survive_thousands_of_cancelled_transactions_and_a_k
             acknowledged += 1;
         }
     }
-    assert!(
-        given_up > CANCELLED / 4,
-        "only {given_up} of {CANCELLED} were cancelled: this test shows nothing"
+    assert_eq!(
+        given_up, CANCELLED,
+        "too few were cancelled: this test shows nothing"
     );
 
     // Whatever was left open is lost now, and with it what was written into it.

@@ -33,6 +33,8 @@ pub const SKU: &str = "MUG-BLUE";
 pub const WAREHOUSE: &str = "lille";
 /// How much of it there is before the first order.
 pub const STOCK: u32 = 1_000;
+/// Late by this at most. `lapse bench` measures how late orders really are; here many tests share the processors.
+pub const ON_TIME_MS: i64 = 5_000;
 /// A service has its partitions within this; the in-process broker alone takes 3 s.
 const JOINS_WITHIN: Duration = Duration::from_secs(30);
 
