@@ -30,6 +30,9 @@ const PLACE_EVERY: Duration = Duration::from_millis(100);
 const RELAY_EVERY: Duration = Duration::from_millis(20);
 const PAY_EVERY: Duration = Duration::from_millis(5);
 const BATCH: usize = 200;
+/// Calls that pay at a time; with placing and relaying no more than the pool has connections. Without a limit, waiting
+/// callers outlive a restart of Postgres: each gets its connection when its own time is nearly over (measured: 45 s).
+const PAYING: usize = 4;
 /// Pause before a server that did not answer is asked again.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
@@ -54,6 +57,7 @@ struct Book {
     records: usize,
     malformed: Vec<String>,
     repeated: usize,
+    longest_call: Duration,
 }
 
 /// The same, at the end.
@@ -68,6 +72,8 @@ pub struct Tally {
     pub malformed: Vec<String>,
     /// Calls and claims that were made again because there was no good answer.
     pub repeated: usize,
+    /// From the first time a call was made to its good answer.
+    pub longest_call: Duration,
 }
 
 impl<'a> Load<'a> {
@@ -122,6 +128,7 @@ impl<'a> Load<'a> {
             records: book.records,
             malformed: book.malformed,
             repeated: book.repeated,
+            longest_call: book.longest_call,
         }
     }
 
@@ -175,8 +182,12 @@ impl<'a> Load<'a> {
     async fn pay(&self) -> anyhow::Result<()> {
         let mut paying = FuturesUnordered::new();
         loop {
-            for batch in self.payments_due().chunks(BATCH) {
-                paying.push(self.pay_batch(batch.to_vec()));
+            while paying.len() < PAYING {
+                let batch = self.payments_due();
+                if batch.is_empty() {
+                    break;
+                }
+                paying.push(self.pay_batch(batch));
             }
             let through = {
                 let book = self.book();
@@ -192,12 +203,13 @@ impl<'a> Load<'a> {
         }
     }
 
+    /// One batch of them, oldest first.
     fn payments_due(&self) -> Vec<usize> {
         let now = Instant::now();
         let mut book = self.book();
         let mut due = Vec::new();
         while let Some(Reverse((at, n))) = book.to_pay.peek().copied() {
-            if at > now {
+            if at > now || due.len() == BATCH {
                 break;
             }
             book.to_pay.pop();
@@ -302,7 +314,11 @@ impl<'a> Load<'a> {
         let began = Instant::now();
         loop {
             match call().await {
-                Ok(answer) => return Ok(answer),
+                Ok(answer) => {
+                    let mut book = self.book();
+                    book.longest_call = book.longest_call.max(began.elapsed());
+                    return Ok(answer);
+                }
                 Err(error @ (CallError::Data(_) | CallError::Configuration(_))) => {
                     // A server that starts or stops says so in many ways, none of which lasts.
                     ensure!(began.elapsed() < Duration::from_secs(60), "{what}: {error}");

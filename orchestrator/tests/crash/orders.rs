@@ -93,11 +93,13 @@ pub fn number(order_id: &str) -> Option<usize> {
 fn one(random: &mut Rng, n: usize, place_at: Duration, longest: Duration) -> Plan {
     let longest_ms = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
     let mut pay_within_ms = random.u64(2_000..=longest_ms);
-    let bucket = |ms: u64| BUCKETS_S.into_iter().find(|bucket| bucket * 1_000 <= ms);
-    let route = match (random.u32(0..100), bucket(pay_within_ms)) {
-        (0..20, Some(bucket)) => Route::Bucket(bucket),
-        (20..35, Some(bucket)) => Route::BucketWithHeader(bucket),
-        (35..50, Some(bucket)) => {
+    let fits = |ms: u64| BUCKETS_S.into_iter().find(|bucket| bucket * 1_000 <= ms);
+    let any = BUCKETS_S[random.usize(0..BUCKETS_S.len())];
+    let route = match (random.u32(0..100), fits(pay_within_ms), fits(longest_ms)) {
+        (0..20, Some(bucket), _) => Route::Bucket(bucket),
+        (20..35, Some(bucket), _) => Route::BucketWithHeader(bucket),
+        (35..50, _, Some(largest)) => {
+            let bucket = any.min(largest);
             pay_within_ms = bucket * 1_000;
             Route::BucketAlone(bucket)
         }

@@ -57,6 +57,8 @@ pub struct Counts {
     pub malformed: usize,
     /// Calls of the shop's own servers that had to be made again.
     pub repeated_calls: usize,
+    /// How long the shop had to wait for one at most.
+    pub longest_call_ms: u128,
 }
 
 impl Report {
@@ -157,6 +159,13 @@ impl Report {
                         .iter()
                         .map(|check| check.violations)
                         .sum::<usize>()
+                ),
+            ),
+            (
+                "the shop's own calls",
+                format!(
+                    "{} made again, the longest wait {} ms",
+                    counts.repeated_calls, counts.longest_call_ms
                 ),
             ),
             ("never happened", self.never_happened.join(", ")),

@@ -204,8 +204,13 @@ async fn tell_once(rig: &Rig, load: &Load<'_>, began: Instant) {
         (Ok(cancelled), Ok(live)) => format!("cancelled {cancelled:>6}  live sagas {live:>5}"),
         _ => "Postgres does not answer".to_owned(),
     };
+    let lag = tokio::time::timeout(TELL_EVERY / 2, rig.lag()).await;
+    let lag = match lag {
+        Ok(Ok(lag)) => format!("records not done {lag:>5}"),
+        _ => "Kafka does not answer".to_owned(),
+    };
     println!(
-        "{:>5} s  {}  {rest}",
+        "{:>5} s  {}  {rest}  {lag}",
         began.elapsed().as_secs(),
         load.progress()
     );
@@ -315,5 +320,6 @@ fn counts(plans: &[Plan], orders: &BTreeMap<usize, Order>, tally: &Tally) -> Cou
             .count(),
         malformed: tally.malformed.len(),
         repeated_calls: tally.repeated,
+        longest_call_ms: tally.longest_call.as_millis(),
     }
 }
