@@ -228,6 +228,25 @@ impl Executor {
         let refused: Arc<Mutex<Option<Refused>>> = Arc::default();
         let decide: store::Decide = {
             let (definitions, refused) = (Arc::clone(&self.definitions), Arc::clone(&refused));
+    ) -> Result<Option<Result<Saga, Refused>>, store::Error> {
+        let raised = self.raise_if_known(which.clone(), cause).await?;
+        let Some(Ok(saga)) = &raised else {
+            return Ok(raised);
+        };
+        if self.definitions.get(&saga.definition).is_some() {
+            return Ok(raised);
+        }
+        self.definitions
+            .fetch(std::slice::from_ref(&saga.definition))
+            .await?;
+        self.raise_if_known(which, cause).await
+    }
+
+    /// Leaves a saga alone whose definition is not known here.
+    async fn raise_if_known(
+        &self,
+        which: Which,
+        cause: Cause,
             Arc::new(move |saga, now| {
                 let Some(definition) = definitions.get(&saga.definition) else {
                     return Decision::Leave;
