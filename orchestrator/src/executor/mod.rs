@@ -451,10 +451,13 @@ fn group_key(saga: &Saga, step: &StepId) -> GroupKey {
 
 fn key_of(saga: &Saga, state: &State, step: &StepId) -> GroupKey {
     let active = state.active.get(step);
-    let unanswered = state
-        .steps
-        .get(step)
-        .is_some_and(|record| record.maybe_applied);
+    let direction = active.map_or(Direction::Do, |active| active.direction);
+    // Only actions are marked by an unanswered attempt; a compensation that goes out again counts as one.
+    let unanswered = direction == Direction::Undo
+        || state
+            .steps
+            .get(step)
+            .is_some_and(|record| record.maybe_applied);
     GroupKey {
         definition: saga.definition.clone(),
         step: step.clone(),
