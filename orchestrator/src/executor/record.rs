@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use lapse_sagas::{CommandId, Event, SagaId, Timestamp, transition};
 use tracing::{debug, error, warn};
 
-use super::{Executor, batch, observe};
+use super::{Executor, Promised, batch, observe};
 use crate::store::{self, Decision, Move, Moved, Saga, StaleReply, Which};
 
 impl Executor {
@@ -23,6 +23,7 @@ impl Executor {
         let now = self.clock.now();
         let mut moves = Vec::with_capacity(answered.len());
         let mut replies = HashMap::new();
+        let promised = Promised::default();
         for answer in answered {
             let Some(definition) = self.definitions.get(&answer.saga.definition) else {
                 continue;
@@ -35,7 +36,7 @@ impl Executor {
             ) {
                 Ok((state, effects)) => {
                     let (state, effects) =
-                        self.go_on(&definition, &answer.saga, state, effects, now);
+                        self.go_on(&definition, &answer.saga, state, now, &promised, effects);
                     replies.insert(answer.saga.id, Reply::to(&answer.saga, answer.event));
                     moves.push(Move {
                         saga: answer.saga,
@@ -92,7 +93,10 @@ impl Executor {
         let ids = replies.keys().copied().collect();
         let decide: store::Decide = {
             let executor = Arc::clone(self);
-            Arc::new(move |saga, now| executor.decide_reply(saga, replies.get(&saga.id), now))
+            let promised = Promised::default();
+            Arc::new(move |saga, now| {
+                executor.decide_reply(saga, replies.get(&saga.id), now, &promised)
+            })
         };
         match self.store.revise(Which::Ids(ids), decide).await {
             Ok(revised) => revised
@@ -107,7 +111,13 @@ impl Executor {
         }
     }
 
-    fn decide_reply(&self, saga: &Saga, reply: Option<&Reply>, now: Timestamp) -> Decision {
+    fn decide_reply(
+        &self,
+        saga: &Saga,
+        reply: Option<&Reply>,
+        now: Timestamp,
+        promised: &Promised,
+    ) -> Decision {
         let (Some(definition), Some(reply)) = (self.definitions.get(&saga.definition), reply)
         else {
             return Decision::Leave;
@@ -119,7 +129,7 @@ impl Executor {
         match transition(&definition, saga.state.clone(), event.clone(), now) {
             Ok((state, effects)) => {
                 observe(saga, &effects, now);
-                let (state, effects) = self.go_on(&definition, saga, state, effects, now);
+                let (state, effects) = self.go_on(&definition, saga, state, now, promised, effects);
                 Decision::Move(state, effects)
             }
             Err(why) => stale(event, &why.to_string()),
