@@ -191,7 +191,8 @@ impl Intake {
         kept
     }
 
-    /// Starts sagas; a batch that can't be stored as it is is halved down to the record that is in the way.
+    /// Starts sagas; a batch that can't be stored as it is is halved down to the record that is in the way. What is wrong
+    /// with the database is no reason to bury a record.
     async fn start(&self, candidates: Vec<Candidate>) {
         let mut parts = vec![candidates];
         while let Some(mut part) = parts.pop() {
@@ -206,12 +207,12 @@ impl Intake {
                 Ok(_) => {
                     self.done(part.iter().map(|candidate| &candidate.ripe));
                 }
-                Err(store::Error::Defect(_)) if part.len() > 1 => {
+                Err(store::Error::Data(_)) if part.len() > 1 => {
                     let second = part.split_off(part.len() / 2);
                     parts.push(second);
                     parts.push(part);
                 }
-                Err(store::Error::Defect(detail)) => {
+                Err(store::Error::Data(detail)) => {
                     let bad = BadRecord {
                         reason: "not_storable",
                         detail,

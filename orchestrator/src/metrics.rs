@@ -3,6 +3,8 @@
 //! Relies on the `metrics` facade: the places that count don't know the exporter. Never: a label whose values come from
 //! orders.
 
+use std::time::Duration;
+
 use anyhow::Context;
 use metrics::{describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -16,10 +18,13 @@ const CALLS_S: [f64; 11] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 15.0,
 ];
 
-/// Installs the recorder of this process; its handle renders `/metrics`.
+/// How often samples are put into their buckets: between two scrapes, or if nobody scrapes, they would pile up.
+const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+
+/// Installs the recorder of this process and keeps it small; its handle renders `/metrics`.
 ///
 /// # Errors
-/// If a recorder is installed already.
+/// If a recorder is installed already, or there is no thread to be had.
 pub fn install() -> anyhow::Result<PrometheusHandle> {
     let handle = PrometheusBuilder::new()
         .set_buckets_for_metric(
@@ -33,6 +38,16 @@ pub fn install() -> anyhow::Result<PrometheusHandle> {
         .install_recorder()
         .context("install the metrics recorder")?;
     describe();
+    let recorder = handle.clone();
+    std::thread::Builder::new()
+        .name("metrics".to_owned())
+        .spawn(move || {
+            loop {
+                std::thread::sleep(UPKEEP_EVERY);
+                recorder.run_upkeep();
+            }
+        })
+        .context("start the thread that keeps the metrics small")?;
     Ok(handle)
 }
 

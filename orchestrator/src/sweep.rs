@@ -63,7 +63,7 @@ impl Sweep {
                 let Some(owner) = self.executor.owner(&name) else {
                     continue;
                 };
-                match self.sweep(owner.as_ref()).await {
+                match self.sweep(&name, owner.as_ref(), stop).await {
                     Ok(0) => {}
                     Ok(started) => info!(owner = name, started, "the sweep found overdue orders"),
                     Err(error) => warn!(owner = name, %error, "sweep cut short; it comes again"),
@@ -92,11 +92,16 @@ impl Sweep {
             .collect()
     }
 
-    /// All pages, oldest first. Gives the number of sagas started.
-    async fn sweep(&self, owner: &dyn OrderOwner) -> Result<usize, Error> {
+    /// All pages, oldest first, unless it is stopped. Gives the number of sagas started.
+    async fn sweep(
+        &self,
+        name: &str,
+        owner: &dyn OrderOwner,
+        stop: &CancellationToken,
+    ) -> Result<usize, Error> {
         let mut started = 0;
         let mut after: Option<Overdue> = None;
-        loop {
+        while !stop.is_cancelled() {
             let page = owner.overdue_orders(after.as_ref(), PAGE).await?;
             let Some(last) = page.last().cloned() else {
                 return Ok(started);
@@ -106,14 +111,25 @@ impl Sweep {
                 .into_iter()
                 .filter(|order| order.due_at <= late)
                 .collect();
-            started += self.start_missing(overdue).await?;
+            started += self.start_missing(name, overdue, stop).await?;
             after = Some(last);
         }
+        Ok(started)
     }
 
-    async fn start_missing(&self, overdue: Vec<Overdue>) -> Result<usize, Error> {
+    /// By the definitions whose orders this owner has: another owner's may have the same types.
+    async fn start_missing(
+        &self,
+        owner: &str,
+        overdue: Vec<Overdue>,
+        stop: &CancellationToken,
+    ) -> Result<usize, Error> {
         let mut started = 0;
-        for definition in self.definitions.active() {
+        let active = self.definitions.active();
+        let of_owner = active
+            .iter()
+            .filter(|definition| definition.body.trigger.order_owner == owner);
+        for definition in of_owner {
             let trigger = &definition.body.trigger;
             let own: Vec<&Overdue> = overdue
                 .iter()
@@ -138,7 +154,7 @@ impl Sweep {
                     .alert_unresolved(definition.name(), &unresolved)
                     .await?;
             }
-            started += self.start(&definition, missing).await?;
+            started += self.start(definition, missing, stop).await?;
         }
         Ok(started)
     }
@@ -148,9 +164,10 @@ impl Sweep {
         &self,
         definition: &Arc<Definition>,
         mut missing: Vec<Overdue>,
+        stop: &CancellationToken,
     ) -> Result<usize, Error> {
         let mut new = 0;
-        while !missing.is_empty() {
+        while !missing.is_empty() && !stop.is_cancelled() {
             let room = self.executor.room(definition);
             if room == 0 {
                 self.executor.progress(Duration::from_millis(50)).await;

@@ -59,6 +59,13 @@ pub enum Event {
         /// Why, for people.
         error: String,
     },
+    /// There is no room to send it in time: a turn later, at no attempt and at no patience. Nobody failed.
+    Queued {
+        /// Which active step; taken.
+        step: StepId,
+        /// When to look again.
+        until: Timestamp,
+    },
     /// A participant answered, or the call ended without a usable answer ([`Outcome::Unknown`]). Whoever reads the
     /// reply has compared its command id with [`crate::State::command_id`]: another id is another run's, and stale.
     Replied {

@@ -7,8 +7,8 @@
 //! ```text
 //!  Taken ──Sending──► Sent ──Replied──► (settled: next step | skipped | compensating | …)
 //!    ▲ │                │  └─not_due──► Postponed ─┐
-//!    │ └─Deferred─► Deferred ─┐  └─failed, unknown─► Retrying ─┐
-//!    └────────────Due─────────┴────────────────────────────────┘     Due on Taken: take-over; Due on Sent: unknown
+//!    │ └─Deferred, Queued─► Deferred ─┐  └─failed, unknown─► Retrying ─┐
+//!    └────────────Due─────────────────┴────────────────────────────────┘     Due on Taken: take-over; Due on Sent: unknown
 //! ```
 
 use chrono::TimeDelta;
@@ -51,6 +51,7 @@ pub fn transition(
         Event::Due => change.due(),
         Event::Sending { step } => change.sending(&step),
         Event::Deferred { step, until, error } => change.deferred(&step, until, error),
+        Event::Queued { step, until } => change.queued(&step, until),
         Event::Replied {
             step,
             direction,
@@ -175,6 +176,19 @@ impl Change<'_> {
             let detail = json!({ "error": error, "wake_at": self.wake_at(step) });
             self.note("deferred", step, &active, detail);
         }
+        Ok(())
+    }
+
+    fn queued(&mut self, step: &StepId, until: Timestamp) -> Changed {
+        let active = self.open(step)?;
+        if active.phase != Phase::Taken {
+            return Err(self.illegal("queueing what is not taken"));
+        }
+        let wake_at = until.max(self.now);
+        self.with_active(step, |active| {
+            active.phase = Phase::Deferred;
+            active.wake_at = wake_at;
+        });
         Ok(())
     }
 

@@ -6,15 +6,15 @@
 //! Relies on the store's fence: a saga that somebody else moved is dropped from memory here and now. Never: keeps
 //! a timer; retries, missing replies, postponements and crashes all come back through [`Executor::claim`].
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use lapse_participants::kit::{OrderOwner, Participant};
 use lapse_sagas::event::Counter;
 use lapse_sagas::{
-    Cause, Definition, DefinitionHash, Direction, Effect, Event, Phase, Refused, State, Status,
-    StepId, Timestamp, transition,
+    Cause, Definition, DefinitionHash, Direction, Effect, Event, Phase, Refused, SagaId, State,
+    Status, StepId, Timestamp, transition,
 };
 use tokio::sync::Notify;
 use tracing::{error, warn};
@@ -33,6 +33,9 @@ use ready::{Batch, Ready};
 
 /// A command that waited longer than this since its row said `sent` is fenced again before it goes out.
 const FRESH_FOR: chrono::TimeDelta = chrono::TimeDelta::milliseconds(250);
+
+/// How long a step waits in the table for its turn.
+const QUEUED_FOR: chrono::TimeDelta = chrono::TimeDelta::seconds(2);
 
 /// The participants by the names that definitions use.
 #[derive(Clone, Default)]
@@ -176,11 +179,12 @@ impl Executor {
             return Ok(0);
         }
         let unknown: Arc<Mutex<BTreeSet<DefinitionHash>>> = Arc::default();
+        let promised = Promised::default();
         let decide: store::Decide = {
             let (executor, unknown) = (Arc::clone(self), Arc::clone(&unknown));
             Arc::new(
                 move |saga, now| match executor.definitions.get(&saga.definition) {
-                    Some(definition) => executor.decide_due(&definition, saga, now),
+                    Some(definition) => executor.decide_due(&definition, saga, now, &promised),
                     None => {
                         unknown
                             .lock()
@@ -221,6 +225,25 @@ impl Executor {
     /// # Errors
     /// Those of the store; `Ok(None)` if there is no such saga, `Ok(Some(Err(_)))` if the state machine refuses.
     pub async fn raise(
+        &self,
+        which: Which,
+        cause: Cause,
+    ) -> Result<Option<Result<Saga, Refused>>, store::Error> {
+        let raised = self.raise_if_known(which.clone(), cause).await?;
+        let Some(Ok(saga)) = &raised else {
+            return Ok(raised);
+        };
+        if self.definitions.get(&saga.definition).is_some() {
+            return Ok(raised);
+        }
+        self.definitions
+            .fetch(std::slice::from_ref(&saga.definition))
+            .await?;
+        self.raise_if_known(which, cause).await
+    }
+
+    /// Leaves a saga alone whose definition is not known here.
+    async fn raise_if_known(
         &self,
         which: Which,
         cause: Cause,
@@ -274,11 +297,17 @@ impl Executor {
     }
 
     /// Due, and at once on its way; or back to the table for a moment where its group has no room.
-    fn decide_due(&self, definition: &Definition, saga: &Saga, now: Timestamp) -> Decision {
+    fn decide_due(
+        &self,
+        definition: &Definition,
+        saga: &Saga,
+        now: Timestamp,
+        promised: &Promised,
+    ) -> Decision {
         match transition(definition, saga.state.clone(), Event::Due, now) {
             Ok((state, effects)) => {
                 observe(saga, &effects, now);
-                let (state, effects) = self.go_on(definition, saga, state, effects, now);
+                let (state, effects) = self.go_on(definition, saga, state, now, promised, effects);
                 Decision::Move(state, effects)
             }
             Err(Refused::Unchanged) => Decision::Leave,
@@ -290,31 +319,33 @@ impl Executor {
     }
 
     /// Every step that is now taken is sent with the same commit if its call can start at once, stays taken if its
-    /// turn comes within seconds, and is deferred otherwise.
+    /// turn comes within seconds, and goes back to the table otherwise.
     fn go_on(
         &self,
         definition: &Definition,
         saga: &Saga,
         mut state: State,
-        mut effects: Vec<Effect>,
         now: Timestamp,
+        promised: &Promised,
+        mut effects: Vec<Effect>,
     ) -> (State, Vec<Effect>) {
         for step in in_hand(&state) {
             let key = key_of(saga, &state, &step);
-            let event = {
+            let before = promised.to_others(&key, saga.id);
+            let (is_free, has_room) = {
                 let ready = self.lock();
-                if ready.has_free_slot(&key) {
-                    Event::Sending { step }
-                } else if ready.room(&key) > 0 {
-                    continue;
-                } else {
-                    let until = now + chrono::TimeDelta::seconds(2);
-                    Event::Deferred {
-                        step,
-                        until,
-                        error: "backlog: the participant is slower than the orders come".to_owned(),
-                    }
-                }
+                (ready.has_free_slot(&key, before), ready.room(&key) > before)
+            };
+            if is_free || has_room {
+                promised.promise(key, saga.id);
+            }
+            let event = if is_free {
+                Event::Sending { step }
+            } else if has_room {
+                continue;
+            } else {
+                let until = now + QUEUED_FOR;
+                Event::Queued { step, until }
             };
             match transition(definition, state.clone(), event, now) {
                 Ok((next, more)) => {
@@ -339,7 +370,7 @@ impl Executor {
                 direction: Direction::Do,
                 size_class: 0,
             };
-            if self.lock().has_free_slot(&key)
+            if self.lock().has_free_slot(&key, 0)
                 && let Ok((state, _)) = transition(
                     &definition,
                     start.state.clone(),
@@ -362,6 +393,25 @@ impl Executor {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Ready> {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Places that sagas of one transaction were given and will take once it is committed: without this, each of them would
+/// see the room that is there for one. Kept by saga, because a transaction that is repeated decides again.
+#[derive(Default)]
+struct Promised(Mutex<BTreeMap<GroupKey, BTreeSet<SagaId>>>);
+
+impl Promised {
+    fn to_others(&self, key: &GroupKey, saga_id: SagaId) -> usize {
+        let promised = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        promised.get(key).map_or(0, |sagas| {
+            sagas.len() - usize::from(sagas.contains(&saga_id))
+        })
+    }
+
+    fn promise(&self, key: GroupKey, saga_id: SagaId) {
+        let mut promised = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        promised.entry(key).or_default().insert(saga_id);
     }
 }
 
@@ -432,14 +482,17 @@ fn group_key(saga: &Saga, step: &StepId) -> GroupKey {
 
 fn key_of(saga: &Saga, state: &State, step: &StepId) -> GroupKey {
     let active = state.active.get(step);
-    let unanswered = state
-        .steps
-        .get(step)
-        .is_some_and(|record| record.maybe_applied);
+    let direction = active.map_or(Direction::Do, |active| active.direction);
+    // Only actions are marked by an unanswered attempt; a compensation that goes out again counts as one.
+    let unanswered = direction == Direction::Undo
+        || state
+            .steps
+            .get(step)
+            .is_some_and(|record| record.maybe_applied);
     GroupKey {
         definition: saga.definition.clone(),
         step: step.clone(),
-        direction: active.map_or(Direction::Do, |active| active.direction),
+        direction,
         size_class: if unanswered {
             active.map_or(0, |active| active.attempt.saturating_sub(1))
         } else {

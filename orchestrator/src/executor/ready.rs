@@ -73,22 +73,19 @@ impl Ready {
     /// How many more sagas this group can send within five seconds.
     pub fn room(&self, key: &GroupKey) -> usize {
         let Some(group) = self.groups.get(key) else {
-            return 2 * self.batch_max;
+            return 2 * self.cap(key);
         };
-        let sendable = group
-            .per_second
-            .map_or(2.0 * self.batch_max as f64, |per_second| {
-                per_second * HOLD_S
-            });
-        let limit = (sendable as usize).max(self.cap(key));
+        let limit = group.per_second.map_or(2 * self.cap(key), |per_second| {
+            ((per_second * HOLD_S) as usize).max(self.cap(key))
+        });
         limit.saturating_sub(group.queue.len() + group.sagas_in_calls)
     }
 
-    /// Whether a call could start at once.
-    pub fn has_free_slot(&self, key: &GroupKey) -> bool {
-        self.groups
-            .get(key)
-            .is_none_or(|group| group.calls < self.slots && group.queue.len() < self.cap(key))
+    /// Whether a call could start at once, with so many sagas before it that are not queued yet.
+    pub fn has_free_slot(&self, key: &GroupKey, before: usize) -> bool {
+        let group = self.groups.get(key);
+        let (calls, queued) = group.map_or((0, 0), |group| (group.calls, group.queue.len()));
+        calls < self.slots && queued + before < self.cap(key)
     }
 
     /// Queues a saga.

@@ -10,10 +10,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lapse_sagas::{Event, Refused, SagaId, Timestamp, transition};
+use lapse_sagas::{CommandId, Event, SagaId, Timestamp, transition};
 use tracing::{debug, error, warn};
 
-use super::{Executor, batch, observe};
+use super::{Executor, Promised, batch, observe};
 use crate::store::{self, Decision, Move, Moved, Saga, StaleReply, Which};
 
 impl Executor {
@@ -23,6 +23,7 @@ impl Executor {
         let now = self.clock.now();
         let mut moves = Vec::with_capacity(answered.len());
         let mut replies = HashMap::new();
+        let promised = Promised::default();
         for answer in answered {
             let Some(definition) = self.definitions.get(&answer.saga.definition) else {
                 continue;
@@ -35,8 +36,8 @@ impl Executor {
             ) {
                 Ok((state, effects)) => {
                     let (state, effects) =
-                        self.go_on(&definition, &answer.saga, state, effects, now);
-                    replies.insert(answer.saga.id, answer.event);
+                        self.go_on(&definition, &answer.saga, state, now, &promised, effects);
+                    replies.insert(answer.saga.id, Reply::to(&answer.saga, answer.event));
                     moves.push(Move {
                         saga: answer.saga,
                         state,
@@ -88,11 +89,14 @@ impl Executor {
     }
 
     /// Replies for rows that somebody else moved meanwhile: matched by command and attempt under the row's lock.
-    async fn settle(self: &Arc<Self>, replies: HashMap<SagaId, Event>) -> Vec<Saga> {
+    async fn settle(self: &Arc<Self>, replies: HashMap<SagaId, Reply>) -> Vec<Saga> {
         let ids = replies.keys().copied().collect();
         let decide: store::Decide = {
             let executor = Arc::clone(self);
-            Arc::new(move |saga, now| executor.decide_reply(saga, replies.get(&saga.id), now))
+            let promised = Promised::default();
+            Arc::new(move |saga, now| {
+                executor.decide_reply(saga, replies.get(&saga.id), now, &promised)
+            })
         };
         match self.store.revise(Which::Ids(ids), decide).await {
             Ok(revised) => revised
@@ -107,23 +111,59 @@ impl Executor {
         }
     }
 
-    fn decide_reply(&self, saga: &Saga, event: Option<&Event>, now: Timestamp) -> Decision {
-        let (Some(definition), Some(event)) = (self.definitions.get(&saga.definition), event)
+    fn decide_reply(
+        &self,
+        saga: &Saga,
+        reply: Option<&Reply>,
+        now: Timestamp,
+        promised: &Promised,
+    ) -> Decision {
+        let (Some(definition), Some(reply)) = (self.definitions.get(&saga.definition), reply)
         else {
             return Decision::Leave;
         };
+        let event = &reply.event;
+        if command_of(saga, event) != reply.command_id {
+            return stale(event, "another run's command is current");
+        }
         match transition(&definition, saga.state.clone(), event.clone(), now) {
             Ok((state, effects)) => {
                 observe(saga, &effects, now);
-                let (state, effects) = self.go_on(&definition, saga, state, effects, now);
+                let (state, effects) = self.go_on(&definition, saga, state, now, promised, effects);
                 Decision::Move(state, effects)
             }
-            Err(why) => stale(event, &why),
+            Err(why) => stale(event, &why.to_string()),
         }
     }
 }
 
-fn stale(event: &Event, why: &Refused) -> Decision {
+/// What came back for a command. A later run's command for the same step has another id.
+struct Reply {
+    command_id: Option<CommandId>,
+    event: Event,
+}
+
+impl Reply {
+    /// `saga` is as it was when the command went out.
+    fn to(saga: &Saga, event: Event) -> Reply {
+        Reply {
+            command_id: command_of(saga, &event),
+            event,
+        }
+    }
+}
+
+/// The id of the command that the event answers, as the saga now names it.
+fn command_of(saga: &Saga, event: &Event) -> Option<CommandId> {
+    match event {
+        Event::Replied {
+            step, direction, ..
+        } => Some(saga.state.command_id(step, *direction)),
+        _ => None,
+    }
+}
+
+fn stale(event: &Event, why: &str) -> Decision {
     let Event::Replied {
         step,
         attempt,
@@ -138,6 +178,6 @@ fn stale(event: &Event, why: &Refused) -> Decision {
         step: step.to_string(),
         attempt: i32::try_from(*attempt).unwrap_or(i32::MAX),
         outcome: outcome.name().to_owned(),
-        why: why.to_string(),
+        why: why.to_owned(),
     })
 }

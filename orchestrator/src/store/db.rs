@@ -354,7 +354,14 @@ impl From<sqlx::Error> for Error {
                 "{words}; the tables are missing or older than this program, run: lapse migrate"
             )),
             _ if is_gone(&error) => Error::Unreachable(words),
+            _ if is_about_data(&error) => Error::Data(words),
             _ => Error::Defect(words),
         }
     }
+}
+
+/// Data, integrity or a program limit (such as too long a key); or a value that could not even be sent.
+fn is_about_data(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::Encode(_))
+        || code(error).is_some_and(|code| matches!(code.get(..2), Some("22" | "23" | "54")))
 }

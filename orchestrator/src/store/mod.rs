@@ -321,7 +321,10 @@ pub enum Error {
         /// The version.
         version: u32,
     },
-    /// Something that should not happen.
+    /// Postgres refuses the data: a row of the batch can't be stored as it is.
+    #[error("{0}")]
+    Data(String),
+    /// Something that should not happen, whatever the data.
     #[error("{0}")]
     Defect(String),
 }

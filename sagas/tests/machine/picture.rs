@@ -102,6 +102,7 @@ fn label(arrow: &Arrow<'_>) -> String {
         Event::Due => "wake-up time",
         Event::Sending { .. } => "sending",
         Event::Deferred { .. } => "deferred",
+        Event::Queued { .. } => "queued",
         Event::Replied { outcome, .. } => outcome.name(),
         Event::CauseRaised { .. } => "cause raised",
         Event::Retry { .. } => "operator retries",

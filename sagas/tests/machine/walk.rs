@@ -154,6 +154,14 @@ fn events(definition: &Definition, state: &State) -> Vec<(Event, Timestamp)> {
         let patience_over = now + definition.body.patience.delta();
         events.push((Event::Sending { step: step.clone() }, now));
         events.push((deferred(now + second), now));
+        let until = now + second;
+        events.push((
+            Event::Queued {
+                step: step.clone(),
+                until,
+            },
+            now,
+        ));
         events.push((deferred(patience_over), patience_over));
         for direction in [Direction::Do, Direction::Undo] {
             let replies = replies(state, step, direction);
@@ -243,7 +251,7 @@ fn refusal_is_right(state: &State, event: &Event, now: Timestamp, refused: &Refu
     let right = match event {
         Event::Due => *refused == Refused::Unchanged && (!state.status.is_live() || now < epoch()),
         Event::Replied { .. } => matches!(refused, Refused::Stale { .. }),
-        Event::Sending { .. } | Event::Deferred { .. } => {
+        Event::Sending { .. } | Event::Deferred { .. } | Event::Queued { .. } => {
             matches!(refused, Refused::Illegal { .. })
         }
         Event::CauseRaised { .. } => {
@@ -382,7 +390,7 @@ fn effects_are_right(
     let waits_on = matches!(event, Event::Deferred { step, .. }
         if before.active[step].deferred_since.is_some()
             && after.active.get(step).is_some_and(|active| active.phase == Phase::Deferred));
-    let silent = takes || waits_on || matches!(event, Event::Sending { .. });
+    let silent = takes || waits_on || matches!(event, Event::Sending { .. } | Event::Queued { .. });
     assert_eq!(
         entries.len(),
         usize::from(!silent),
