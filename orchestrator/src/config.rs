@@ -10,6 +10,8 @@ use anyhow::Context;
 use lapse_sagas::Span;
 use serde::{Deserialize, Serialize};
 
+use crate::store::db;
+
 /// Everything that can be set.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -38,7 +40,7 @@ pub struct Config {
 pub struct Postgres {
     /// `postgres://user:password@host:port/database`. `DATABASE_URL` is honoured too.
     pub url: String,
-    /// Connections that record; two were best (postgres-hot-path measurements).
+    /// Connections of the coordinator's own work.
     pub writers: u32,
     /// Connections of the views, the command line and HTTP.
     pub readers: u32,
@@ -144,8 +146,8 @@ impl Default for Postgres {
     fn default() -> Self {
         Postgres {
             url: "postgres://127.0.0.1/lapse".to_owned(),
-            writers: 4,
-            readers: 4,
+            writers: db::WRITERS,
+            readers: db::READERS,
         }
     }
 }

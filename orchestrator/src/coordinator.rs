@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{error, info, warn};
 
 use crate::bus::Bus;
 use crate::clock::Clock;
@@ -56,6 +57,7 @@ pub struct Coordinator {
     stop_sending: CancellationToken,
     taking: JoinSet<()>,
     sending: JoinSet<()>,
+    failed: CancellationToken,
 }
 
 impl Coordinator {
@@ -80,17 +82,32 @@ impl Coordinator {
             participants,
             settings,
         );
+        let watch = Watch::default();
         let (stop_taking, stop_sending) = (CancellationToken::new(), CancellationToken::new());
         let (mut taking, mut sending) = (JoinSet::new(), JoinSet::new());
 
-        sending.spawn(executor.clone().run());
-        let relay = Relay {
+        let (parts, stop) = (executor.clone(), stop_sending.clone());
+        sending.spawn(watch.over(
+            "executor",
+            &stop_sending,
+            async move { parts.run(&stop).await },
+        ));
+        let every = Duration::from_millis(100);
+        let relay = Arc::new(Relay {
             store: store.clone(),
             bus: bus.clone(),
-            every: Duration::from_millis(100),
-        };
+            every,
+        });
+        let (messages, stop) = (relay.clone(), stop_sending.clone());
+        sending.spawn(watch.over("relay", &stop_sending, async move {
+            messages.produce(&stop).await
+        }));
         let stop = stop_sending.clone();
-        sending.spawn(async move { relay.run(&stop).await });
+        sending.spawn(watch.over(
+            "alerts",
+            &stop_sending,
+            async move { relay.tell(&stop).await },
+        ));
 
         let intake = Intake {
             bus: bus.clone(),
@@ -101,13 +118,15 @@ impl Coordinator {
             batch_max: config.executor.batch_max,
         };
         let stop = stop_taking.clone();
-        taking.spawn(async move { intake.run(&stop).await });
-        taking.spawn(poll(executor.clone(), config.poll(), stop_taking.clone()));
-        taking.spawn(keep_fresh(
-            store.clone(),
-            definitions.clone(),
-            stop_taking.clone(),
+        taking.spawn(watch.over(
+            "intake",
+            &stop_taking,
+            async move { intake.run(&stop).await },
         ));
+        let polling = poll(executor.clone(), config.poll(), stop_taking.clone());
+        taking.spawn(watch.over("poll", &stop_taking, polling));
+        let keeping = keep_fresh(store.clone(), definitions.clone(), stop_taking.clone());
+        taking.spawn(watch.over("upkeep", &stop_taking, keeping));
         if config.sweep.enabled {
             let every = config.sweep.every.into();
             let sweep = Sweep {
@@ -119,8 +138,9 @@ impl Coordinator {
                 every,
             };
             let stop = stop_taking.clone();
-            taking.spawn(async move { sweep.run(&stop).await });
+            taking.spawn(watch.over("sweep", &stop_taking, async move { sweep.run(&stop).await }));
         }
+        let failed = watch.failed;
         Coordinator {
             executor,
             bus,
@@ -128,7 +148,13 @@ impl Coordinator {
             stop_sending,
             taking,
             sending,
+            failed,
         }
+    }
+
+    /// Cancelled when a part has ended by itself: the process is of no use then and must be replaced.
+    pub fn failed(&self) -> CancellationToken {
+        self.failed.clone()
     }
 
     /// For starts from outside.
@@ -151,9 +177,10 @@ impl Coordinator {
         }
         in_time &= self.executor.held() == 0;
         self.stop_sending.cancel();
-        // The executor's loop never ends by itself; the relay ends after a last round.
-        let relayed = tokio::time::timeout_at(deadline, self.sending.join_next()).await;
-        in_time &= relayed.is_ok();
+        let sent = tokio::time::timeout_at(deadline, async {
+            while self.sending.join_next().await.is_some() {}
+        });
+        in_time &= sent.await.is_ok();
         // Closing waits for brokers; without one, what is not committed is replayed, which is harmless.
         in_time &= tokio::time::timeout_at(deadline + CLOSE_WITHIN, self.bus.close())
             .await
@@ -165,6 +192,36 @@ impl Coordinator {
                 held = self.executor.held(),
                 "stopped before everything was through; others take over"
             );
+        }
+    }
+}
+
+/// Notices when a part of the coordinator ends though nobody stopped it: that is a panic, and without the poll or the
+/// sweep promises would be broken in silence.
+#[derive(Default)]
+struct Watch {
+    failed: CancellationToken,
+}
+
+impl Watch {
+    /// Runs the part; aborted with it.
+    fn over(
+        &self,
+        name: &'static str,
+        stop: &CancellationToken,
+        part: impl Future<Output = ()> + Send + 'static,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        let (stop, failed) = (stop.clone(), self.failed.clone());
+        async move {
+            let ended = AbortOnDropHandle::new(tokio::spawn(part)).await;
+            if !stop.is_cancelled() {
+                let panicked = ended.is_err();
+                error!(
+                    part = name,
+                    panicked, "a part of the coordinator ended by itself"
+                );
+                failed.cancel();
+            }
         }
     }
 }

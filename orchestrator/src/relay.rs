@@ -28,12 +28,26 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Relays until stopped; then once more, for what the last transactions left.
-    pub async fn run(&self, stop: &CancellationToken) {
+    /// Produces messages until stopped; then once more, for what the last transactions left.
+    pub async fn produce(&self, stop: &CancellationToken) {
+        self.repeat(stop, BATCH, || self.produce_once()).await;
+    }
+
+    /// Tells alerts until stopped, in the log and through the outbox. Apart from [`Relay::produce`], which waits for Kafka:
+    /// while that is down the log is the only channel left.
+    pub async fn tell(&self, stop: &CancellationToken) {
+        self.repeat(stop, ALERTS, || self.tell_once()).await;
+    }
+
+    /// Rounds without a pause while they are full.
+    async fn repeat<F>(&self, stop: &CancellationToken, full: u32, round: impl Fn() -> F)
+    where
+        F: Future<Output = Result<usize, store::Error>>,
+    {
         loop {
             let stopping = stop.is_cancelled();
-            let pause = match self.round().await {
-                Ok(sent) if sent == BATCH as usize => continue,
+            let pause = match round().await {
+                Ok(done) if done == full as usize => continue,
                 Ok(_) => self.every,
                 Err(error) => {
                     warn!(%error, "relay round cut short; it comes again");
@@ -47,12 +61,26 @@ impl Relay {
         }
     }
 
-    /// One round. Gives the number of messages produced.
-    ///
-    /// # Errors
-    /// Those of the store; what was produced and not deleted is produced again.
-    pub async fn round(&self) -> Result<usize, store::Error> {
-        for alert in self.store.claim_alerts(ALERTS).await? {
+    /// Gives the number of messages produced; what was produced and not deleted is produced again.
+    async fn produce_once(&self) -> Result<usize, store::Error> {
+        let messages = self.store.claim_outbox(BATCH).await?;
+        if messages.is_empty() {
+            return Ok(0);
+        }
+        let acked = self
+            .bus
+            .publish(messages.iter().map(publish).collect())
+            .await;
+        let acked = messages.iter().zip(acked).filter(|(_, acked)| *acked);
+        let produced: Vec<i64> = acked.map(|(message, _)| message.id).collect();
+        self.store.delete_outbox(&produced).await?;
+        Ok(produced.len())
+    }
+
+    /// Gives the number of alerts told.
+    async fn tell_once(&self) -> Result<usize, store::Error> {
+        let alerts = self.store.claim_alerts(ALERTS).await?;
+        for alert in &alerts {
             error!(
                 fingerprint = alert.fingerprint,
                 definition = alert.definition,
@@ -64,24 +92,9 @@ impl Relay {
                 message = alert.message,
                 "alert"
             );
-            metrics::counter!("lapse_alerts_sent_total", "kind" => alert.kind).increment(1);
+            metrics::counter!("lapse_alerts_sent_total", "kind" => alert.kind.clone()).increment(1);
         }
-        let messages = self.store.claim_outbox(BATCH).await?;
-        if messages.is_empty() {
-            return Ok(0);
-        }
-        let acked = self
-            .bus
-            .publish(messages.iter().map(publish).collect())
-            .await;
-        let produced: Vec<i64> = messages
-            .iter()
-            .zip(acked)
-            .filter(|(_, acked)| *acked)
-            .map(|(message, _)| message.id)
-            .collect();
-        self.store.delete_outbox(&produced).await?;
-        Ok(produced.len())
+        Ok(alerts.len())
     }
 }
 

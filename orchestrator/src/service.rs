@@ -93,6 +93,7 @@ impl Service {
             definitions,
             clock,
             metrics,
+            failed: coordinator.failed(),
         };
         let http = serve(config, site, stop.clone()).await?;
         Ok(Service {
@@ -106,6 +107,11 @@ impl Service {
     /// Kafka, for whoever else in this process has messages.
     pub fn bus(&self) -> Arc<dyn Bus> {
         self.bus.clone()
+    }
+
+    /// Waits until a part of the coordinator has ended by itself.
+    pub async fn failed(&self) {
+        self.coordinator.failed().cancelled().await;
     }
 
     /// Drains and stops.

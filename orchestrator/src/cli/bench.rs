@@ -1,6 +1,7 @@
 //! `lapse bench`: measures on the Postgres and Kafka of the settings; both must be real for the figures to mean much.
 
 use anyhow::bail;
+use serde_json::json;
 
 use super::{Context, Output, answer, init_logs, verify};
 use crate::bench::{self, Plan, Report};
@@ -46,10 +47,11 @@ pub(super) async fn run(mut context: Context, args: Args) -> anyhow::Result<()> 
     }
     let report = bench::run(context.config.clone(), plan, metrics::install()?).await?;
     if !report.ok {
-        bail!(
-            "the run does not verify, so it has no figures:\n{}",
+        let body = json!({ "ok": false, "verify": report.verify });
+        answer::print(context.output, "bench", &body, || {
             verify::words(&report.verify)
-        );
+        })?;
+        bail!("the run does not verify, so it has no figures");
     }
     answer::print(context.output, "bench", &report, || words(&report))
 }

@@ -10,8 +10,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use lapse_participants::kit::CallError;
 
 use crate::config::{self, Config, LogFormat};
+use crate::kafka;
 use crate::store;
 
 mod answer;
@@ -199,17 +201,18 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     if let Some(exit) = error.chain().find_map(|cause| cause.downcast_ref::<Exit>()) {
         return exit.code();
     }
-    let unreachable = |cause: &&(dyn std::error::Error + 'static)| {
-        matches!(
-            cause.downcast_ref::<store::Error>(),
-            Some(store::Error::Unreachable(_))
-        )
-    };
-    if error.chain().find(unreachable).is_some() {
+    if error.chain().any(is_unreachable) {
         8
     } else {
         1
     }
+}
+
+/// Postgres, the shop's Postgres, or Kafka does not answer.
+fn is_unreachable(cause: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(cause.downcast_ref(), Some(store::Error::Unreachable(_)))
+        || matches!(cause.downcast_ref(), Some(CallError::Unknown(_)))
+        || matches!(cause.downcast_ref(), Some(kafka::Error::Broker { .. }))
 }
 
 /// Logs to stderr, so that stdout stays for answers.

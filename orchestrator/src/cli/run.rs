@@ -25,8 +25,18 @@ pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
     super::topics::check(&context.config).await?;
     let service = Service::start(&context.config, metrics).await?;
     info!("running");
-    wait_for_signal().await?;
+    let failed = tokio::select! {
+        signal = wait_for_signal() => {
+            signal?;
+            false
+        }
+        () = service.failed() => true,
+    };
     service.stop().await;
+    anyhow::ensure!(
+        !failed,
+        "a part of the coordinator ended by itself; the log says which"
+    );
     Ok(())
 }
 

@@ -43,21 +43,20 @@ struct Context<'a> {
     timeout: Duration,
 }
 
-/// Runs the batch to its record. Gives the sagas that are in hand afterwards.
-pub(super) async fn run(executor: &Arc<Executor>, batch: Batch) -> Vec<Saga> {
+/// Runs the batch to its record; what is in hand afterwards is queued at once.
+pub(super) async fn run(executor: &Arc<Executor>, batch: Batch) {
     let span = info_span!("batch", step = %batch.key.step, direction = %batch.key.direction, sagas = batch.sagas.len());
     async {
         let Some(context) = context(executor, &batch.key) else {
-            return Vec::new();
+            return;
         };
-        let mut in_hand = Vec::new();
-        let mut halves = Vec::new();
+        let mut halves: Vec<Vec<Saga>> = Vec::new();
         let mut part = context.send(batch.sagas).await;
         loop {
             if !part.is_empty() {
                 match context.call(&part).await {
                     Called::Answered(events) => {
-                        in_hand.extend(executor.record(answered(part, events)).await)
+                        executor.submit(executor.record(answered(part, events)).await)
                     }
                     Called::Halve => {
                         let second = part.split_off(part.len() / 2);
@@ -65,13 +64,16 @@ pub(super) async fn run(executor: &Arc<Executor>, batch: Batch) -> Vec<Saga> {
                     }
                 }
             }
-            let Some(half) = halves.pop() else { break };
-            part = context.send_again(half).await;
+            // A half that waits while others are called must not look unanswered meanwhile.
+            for half in &mut halves {
+                *half = context.send_again(std::mem::take(half)).await;
+            }
+            let Some(half) = halves.pop() else { return };
+            part = half;
         }
-        in_hand
     }
     .instrument(span)
-    .await
+    .await;
 }
 
 /// What is needed for the call; without it the rows' wake-up times bring them back.

@@ -17,6 +17,7 @@ use lapse_sagas::{
     Status, StepId, Timestamp, transition,
 };
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
 use crate::clock::Clock;
@@ -100,13 +101,16 @@ impl Executor {
         })
     }
 
-    /// Starts calls as their slots become free, until the process ends.
-    pub async fn run(self: Arc<Self>) {
-        loop {
+    /// Starts calls as their slots become free, until stopped.
+    pub async fn run(self: Arc<Self>, stop: &CancellationToken) {
+        while !stop.is_cancelled() {
             let next = self.lock().pop();
             match next {
                 Some(batch) => drop(tokio::spawn(Arc::clone(&self).run_batch(batch))),
-                None => self.work.notified().await,
+                None => tokio::select! {
+                    () = self.work.notified() => {}
+                    () = stop.cancelled() => {}
+                },
             }
         }
     }
@@ -145,10 +149,14 @@ impl Executor {
     /// # Errors
     /// Those of [`Store::start`]; nothing was started.
     pub async fn start(&self, starts: Vec<Start>) -> Result<Vec<Started>, store::Error> {
-        let starts = starts
-            .into_iter()
-            .map(|start| self.sent_if_free(start))
-            .collect();
+        let (now, promised) = (self.clock.now(), Promised::default());
+        let on_its_way = |mut start: Start| {
+            if let Some(definition) = self.definitions.get(&start.definition) {
+                (start.state, _) = self.go_on(&definition, start.state, now, &promised, Vec::new());
+            }
+            start
+        };
+        let starts = starts.into_iter().map(on_its_way).collect();
         let started = self.store.start(starts).await?;
         for started in &started {
             if let Started::New(saga) = started {
@@ -281,7 +289,15 @@ impl Executor {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        Ok(Some(refused.map_or(Ok(revised.saga), Err)))
+        if let Some(why) = refused {
+            return Ok(Some(Err(why)));
+        }
+        // What is under way stays where it is; what was only taken is fenced off from its holder now, so it is ours.
+        let is_sent = |active: &lapse_sagas::Active| active.phase == Phase::Sent;
+        if !revised.saga.state.active.values().any(is_sent) {
+            self.submit([revised.saga.clone()]);
+        }
+        Ok(Some(Ok(revised.saga)))
     }
 
     /// Queues what is in hand: every saga with a taken or freshly sent step.
@@ -289,7 +305,7 @@ impl Executor {
         let mut ready = self.lock();
         for saga in sagas {
             for step in in_hand(&saga.state) {
-                ready.push(group_key(&saga, &step), saga.clone());
+                ready.push(key_of(&saga.definition, &saga.state, &step), saga.clone());
             }
         }
         drop(ready);
@@ -307,7 +323,7 @@ impl Executor {
         match transition(definition, saga.state.clone(), Event::Due, now) {
             Ok((state, effects)) => {
                 observe(saga, &effects, now);
-                let (state, effects) = self.go_on(definition, saga, state, now, promised, effects);
+                let (state, effects) = self.go_on(definition, state, now, promised, effects);
                 Decision::Move(state, effects)
             }
             Err(Refused::Unchanged) => Decision::Leave,
@@ -323,21 +339,21 @@ impl Executor {
     fn go_on(
         &self,
         definition: &Definition,
-        saga: &Saga,
         mut state: State,
         now: Timestamp,
         promised: &Promised,
         mut effects: Vec<Effect>,
     ) -> (State, Vec<Effect>) {
+        let saga_id = state.saga_id;
         for step in in_hand(&state) {
-            let key = key_of(saga, &state, &step);
-            let before = promised.to_others(&key, saga.id);
+            let key = key_of(&definition.hash, &state, &step);
+            let before = promised.to_others(&key, saga_id);
             let (is_free, has_room) = {
                 let ready = self.lock();
                 (ready.has_free_slot(&key, before), ready.room(&key) > before)
             };
             if is_free || has_room {
-                promised.promise(key, saga.id);
+                promised.promise(key, saga_id);
             }
             let event = if is_free {
                 Event::Sending { step }
@@ -352,43 +368,15 @@ impl Executor {
                     state = next;
                     effects.extend(more);
                 }
-                Err(why) => error!(saga_id = %saga.id, error = %why, "a taken step can't go on"),
+                Err(why) => error!(%saga_id, error = %why, "a taken step can't go on"),
             }
         }
         (state, effects)
     }
 
-    fn sent_if_free(&self, mut start: Start) -> Start {
-        let Some(definition) = self.definitions.get(&start.definition) else {
-            return start;
-        };
-        let now = self.clock.now();
-        for step in in_hand(&start.state) {
-            let key = GroupKey {
-                definition: start.definition.clone(),
-                step: step.clone(),
-                direction: Direction::Do,
-                size_class: 0,
-            };
-            if self.lock().has_free_slot(&key, 0)
-                && let Ok((state, _)) = transition(
-                    &definition,
-                    start.state.clone(),
-                    Event::Sending { step },
-                    now,
-                )
-            {
-                start.state = state;
-            }
-        }
-        start
-    }
-
     async fn run_batch(self: Arc<Self>, batch: Batch) {
-        let slot = Slot::new(Arc::clone(&self), &batch);
-        let next = batch::run(&self, batch).await;
-        self.submit(next);
-        drop(slot);
+        let _slot = Slot::new(Arc::clone(&self), &batch);
+        batch::run(&self, batch).await;
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Ready> {
@@ -476,11 +464,7 @@ fn in_hand(state: &State) -> Vec<StepId> {
         .collect()
 }
 
-fn group_key(saga: &Saga, step: &StepId) -> GroupKey {
-    key_of(saga, &saga.state, step)
-}
-
-fn key_of(saga: &Saga, state: &State, step: &StepId) -> GroupKey {
+fn key_of(definition: &DefinitionHash, state: &State, step: &StepId) -> GroupKey {
     let active = state.active.get(step);
     let direction = active.map_or(Direction::Do, |active| active.direction);
     // Only actions are marked by an unanswered attempt; a compensation that goes out again counts as one.
@@ -490,7 +474,7 @@ fn key_of(saga: &Saga, state: &State, step: &StepId) -> GroupKey {
             .get(step)
             .is_some_and(|record| record.maybe_applied);
     GroupKey {
-        definition: saga.definition.clone(),
+        definition: definition.clone(),
         step: step.clone(),
         direction,
         size_class: if unanswered {

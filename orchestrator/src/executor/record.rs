@@ -35,8 +35,7 @@ impl Executor {
                 now,
             ) {
                 Ok((state, effects)) => {
-                    let (state, effects) =
-                        self.go_on(&definition, &answer.saga, state, now, &promised, effects);
+                    let (state, effects) = self.go_on(&definition, state, now, &promised, effects);
                     replies.insert(answer.saga.id, Reply::to(&answer.saga, answer.event));
                     moves.push(Move {
                         saga: answer.saga,
@@ -49,18 +48,30 @@ impl Executor {
                 }
             }
         }
-        let Some(moved) = self.until_stored(moves.clone()).await else {
-            return Vec::new();
-        };
-        let mut in_hand = Vec::with_capacity(moved.len());
+        let mut in_hand = Vec::with_capacity(moves.len());
         let mut fenced = HashMap::new();
-        for (moved, Move { saga, effects, .. }) in moved.into_iter().zip(moves) {
-            match moved {
-                Moved::Stored(stored) => {
-                    observe(&saga, &effects, now);
-                    in_hand.push(*stored);
+        let mut parts = vec![moves];
+        while let Some(mut part) = parts.pop() {
+            let moved = match self.until_stored(&part).await {
+                Ok(moved) => moved,
+                Err(store::Error::Data(_)) if part.len() > 1 => {
+                    let second = part.split_off(part.len() / 2);
+                    parts.extend([second, part]);
+                    continue;
                 }
-                Moved::Fenced => fenced.extend(replies.remove_entry(&saga.id)),
+                Err(error) => {
+                    error!(%error, sagas = part.len(), "recording given up; the poll takes over");
+                    continue;
+                }
+            };
+            for (moved, Move { saga, effects, .. }) in moved.into_iter().zip(part) {
+                match moved {
+                    Moved::Stored(stored) => {
+                        observe(&saga, &effects, now);
+                        in_hand.push(*stored);
+                    }
+                    Moved::Fenced => fenced.extend(replies.remove_entry(&saga.id)),
+                }
             }
         }
         if !fenced.is_empty() {
@@ -71,19 +82,16 @@ impl Executor {
 
     /// Tries for a second: a commit of unknown fate that is repeated is fenced out, which is safe. Then the rows' own
     /// wake-up times bring them back.
-    async fn until_stored(&self, moves: Vec<Move>) -> Option<Vec<Moved>> {
+    async fn until_stored(&self, moves: &[Move]) -> Result<Vec<Moved>, store::Error> {
         let began = Instant::now();
         loop {
-            match self.store.record(moves.clone()).await {
-                Ok(moved) => return Some(moved),
+            match self.store.record(moves.to_vec()).await {
+                Err(error @ store::Error::Data(_)) => return Err(error),
                 Err(error) if began.elapsed() < Duration::from_secs(1) => {
                     warn!(%error, sagas = moves.len(), "recording again");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
-                Err(error) => {
-                    error!(%error, sagas = moves.len(), "recording given up; the poll takes over");
-                    return None;
-                }
+                result => return result,
             }
         }
     }
@@ -129,7 +137,7 @@ impl Executor {
         match transition(&definition, saga.state.clone(), event.clone(), now) {
             Ok((state, effects)) => {
                 observe(saga, &effects, now);
-                let (state, effects) = self.go_on(&definition, saga, state, now, promised, effects);
+                let (state, effects) = self.go_on(&definition, state, now, promised, effects);
                 Decision::Move(state, effects)
             }
             Err(why) => stale(event, &why.to_string()),

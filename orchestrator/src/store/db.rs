@@ -17,8 +17,9 @@ use tracing::{Instrument, warn};
 
 use super::Error;
 
-/// Two writers are the best number of connections for batches (measured: one and four are slower).
-pub const WRITERS: u32 = 2;
+/// Connections of the coordinator's own work. Two record (more at a time are slower: measured); the poll, the sweep and
+/// the relay must not wait for them.
+pub const WRITERS: u32 = 4;
 /// Connections for people and dashboards.
 pub const READERS: u32 = 4;
 /// How long to wait for a connection.
