@@ -15,8 +15,8 @@ pub(super) struct Args {
     #[arg(long)]
     order_id: String,
     /// Its type.
-    #[arg(long, default_value = "")]
-    order_type: String,
+    #[arg(long)]
+    order_type: Option<String>,
     /// Its tenant.
     #[arg(long, default_value = "default")]
     tenant: String,

@@ -88,7 +88,7 @@ async fn a_wrong_request_is_answered_with_a_problem_that_says_what_is_wrong() {
     let refused = [
         ("/v1/sagas/nonesuch", good.clone(), 404),
         ("/v1/sagas", good.clone(), 404),
-        (START, json!({ "cause": "buyer" }), 400),
+        (START, json!({ "cause": "buyer" }), 422),
         (START, json!([]), 400),
         (START, wrong(json!({ "cause": "boredom" })), 400),
         (START, wrong(json!({ "surprise": 1 })), 400),

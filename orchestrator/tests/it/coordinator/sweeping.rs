@@ -9,7 +9,7 @@ use crate::support::live::{Live, STOCK, on_both_brokers};
 use crate::support::until;
 
 /// The sweep takes what is over 5 s late, every 5 s.
-const SWEPT_WITHIN: TimeDelta = TimeDelta::seconds(12);
+const SWEPT_WITHIN: TimeDelta = TimeDelta::seconds(15);
 const SOON: Duration = Duration::from_secs(30);
 
 on_both_brokers! {
