@@ -1,11 +1,12 @@
 //! Which definition an event starts: exactly one, or none and a reason.
 //!
-//! [`overlaps`] is asked when definitions are loaded, [`route`] when a timer is due. Relies on checked definitions.
+//! [`overlaps`] is asked when definitions are loaded, [`route`] when a timer is due. The sweep sees no event and goes by
+//! order owner and order type alone, so there may be only one definition for these two. Relies on checked definitions.
 //! Never: picks one of two.
 
 use std::ops::Deref;
 
-use crate::definition::{Definition, Problem};
+use crate::definition::{Definition, Problem, Trigger};
 use crate::order_event::{BadEvent, OrderEvent};
 
 /// The one active definition that this event starts; references and `Arc`s come back as what they were.
@@ -47,7 +48,8 @@ pub fn route<D: Deref<Target = Definition>>(
     }
 }
 
-/// Definitions that could both start for one event, and definitions of one name: each pair is told once.
+/// Definitions that could both start for one event or for one overdue order, and definitions of one name: each pair is
+/// told once.
 pub fn overlaps(definitions: &[&Definition]) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (at, one) in definitions.iter().enumerate() {
@@ -61,31 +63,47 @@ pub fn overlaps(definitions: &[&Definition]) -> Vec<Problem> {
 }
 
 fn overlap(one: &Definition, other: &Definition) -> Option<Problem> {
-    let name = one.name();
-    if name == other.name() {
+    let (name, other_name) = (one.name(), other.name());
+    if name == other_name {
         let words = format!(
             "two definitions are called {name}; rename one, or load only the newer version"
         );
         return Some(Problem::of_file(name, "D041", words));
     }
     let (a, b) = (&one.body.trigger, &other.body.trigger);
+    let orders = shared_order_types(a, b)?;
     let event_type = a
         .event_types
         .iter()
-        .find(|event_type| b.event_types.contains(event_type))?;
+        .find(|event_type| b.event_types.contains(event_type));
+    if let Some(event_type) = event_type {
+        let words = format!(
+            "{name} and {other_name} both start for {event_type} and {orders}; leave it to one of them"
+        );
+        return Some(Problem::of_file(name, "D040", words));
+    }
+    if a.order_owner != b.order_owner {
+        return None;
+    }
+    let words = format!(
+        "{name} and {other_name} both start for {orders} of {owner}, though for different events; the sweep knows \
+         overdue orders only by owner and type and would start both; leave it to one of them, or give one another \
+         order type",
+        owner = a.order_owner,
+    );
+    Some(Problem::of_file(name, "D042", words))
+}
+
+/// Orders that start both, in words; none if no order does.
+fn shared_order_types(a: &Trigger, b: &Trigger) -> Option<String> {
     let mut named = a.order_types.keys().chain(b.order_types.keys());
     let shared =
         named.find(|order_type| a.delay(order_type).is_some() && b.delay(order_type).is_some());
-    let order_type = match shared {
-        Some(order_type) => format!("order type {order_type}"),
+    match shared {
+        Some(order_type) => Some(format!("order type {order_type}")),
         None if a.other_order_types.is_some() && b.other_order_types.is_some() => {
-            "every other order type".to_owned()
+            Some("every other order type".to_owned())
         }
-        None => return None,
-    };
-    let words = format!(
-        "{name} and {} both start for {event_type} and {order_type}; leave it to one of them",
-        other.name()
-    );
-    Some(Problem::of_file(name, "D040", words))
+        None => None,
+    }
 }

@@ -38,9 +38,12 @@ pub struct State {
     /// The steps that are open now; empty exactly when the saga rests.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub active: BTreeMap<StepId, Active>,
-    /// Why it compensates, compensated or parked.
+    /// Why it compensates, compensated or parked: the step that failed first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
+    /// The compensation at which it is parked, if it is; without one, it is parked at `failure`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stuck: Option<Failure>,
 }
 
 /// Where a saga stands as a whole.
@@ -244,6 +247,7 @@ impl State {
             steps: BTreeMap::new(),
             active: BTreeMap::new(),
             failure: None,
+            stuck: None,
         };
         state.activate(definition.first_step(), Direction::Do, now);
         state
@@ -267,6 +271,11 @@ impl State {
             Direction::Undo => record.map(|record| record.undo_run.unwrap_or(record.run)),
         };
         CommandId::new(self.saga_id, run.unwrap_or(self.run), step, direction)
+    }
+
+    /// Where a person has to look: the compensation at which it is parked, or else the step that failed.
+    pub fn trouble(&self) -> Option<&Failure> {
+        self.stuck.as_ref().or(self.failure.as_ref())
     }
 
     /// Whether any step has been applied, for certain or perhaps, and not undone.

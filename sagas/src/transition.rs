@@ -285,8 +285,9 @@ impl Change<'_> {
         }
     }
 
+    /// What was just noted is the participant's final answer.
     fn mark_answered(&mut self) {
-        if let Some(failure) = &mut self.state.failure {
+        if let Some(failure) = self.state.stuck.as_mut().or(self.state.failure.as_mut()) {
             failure.answered = true;
         }
     }

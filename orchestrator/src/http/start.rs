@@ -227,5 +227,6 @@ fn view(saga: &Saga) -> Value {
         "run": saga.state.run,
         "wake_at": saga.state.wake_at(),
         "failure": saga.state.failure,
+        "stuck": saga.state.stuck,
     })
 }

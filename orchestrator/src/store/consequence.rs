@@ -118,9 +118,9 @@ fn counter_name(counter: Counter) -> &'static str {
     }
 }
 
-/// Why a saga was skipped, or what failed: the column `reason`.
+/// Why a saga was skipped, or what failed, at last the compensation it is stuck at: the column `reason`.
 pub fn reason(state: &State) -> Option<String> {
-    let text = match (&state.status, &state.failure) {
+    let text = match (&state.status, state.trouble()) {
         (Status::Skipped { reason }, _) => reason,
         (_, Some(failure)) => &failure.message,
         (_, None) => return None,
@@ -149,6 +149,7 @@ pub fn outcome_message(moved: &Move, ended: &Status, at: Timestamp) -> String {
         "state": ended.name(),
         "reason": if let Status::Skipped { reason } = ended { Some(reason) } else { None },
         "failure": state.failure,
+        "stuck": state.stuck,
         "due_at": saga.due_at,
         "finished_at": at,
         "lateness_ms": saga.due_at.map(|due_at| (at - due_at).num_milliseconds()),

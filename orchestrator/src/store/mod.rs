@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use lapse_participants::kit::{OrderKey, Overdue};
-use lapse_sagas::{Cause, Definition, DefinitionHash, Effect, SagaId, State, Timestamp};
+use lapse_sagas::{Cause, Definition, DefinitionHash, Effect, SagaId, State, Timestamp, routing};
 use serde_json::Value;
 
 pub mod consequence;
@@ -252,7 +252,7 @@ pub trait Store: Send + Sync + 'static {
     /// The database's time: the one that decides.
     async fn now(&self) -> Result<Timestamp, Error>;
 
-    /// Adds definitions and makes them the active ones of their names.
+    /// Adds definitions and makes them the active ones of their names, unless one order could then start two.
     async fn deploy(&self, definitions: &[Arc<Definition>]) -> Result<ActiveSet, Error>;
 
     /// The active set.
@@ -321,6 +321,9 @@ pub enum Error {
         /// The version.
         version: u32,
     },
+    /// One order would start two active definitions; names both and says what to do.
+    #[error("{0}")]
+    Overlap(String),
     /// Postgres refuses the data: a row of the batch can't be stored as it is.
     #[error("{0}")]
     Data(String),
@@ -333,5 +336,37 @@ impl Saga {
     /// Why it was started or hurried.
     pub fn cause(&self) -> Cause {
         self.state.cause
+    }
+}
+
+impl ActiveSet {
+    /// Refuses `deployed` if with it, each in place of the one of its name, one order could start two definitions.
+    fn refuse_overlaps(&self, deployed: &[Arc<Definition>]) -> Result<(), Error> {
+        let replaced = |known: &Definition| deployed.iter().any(|new| new.name() == known.name());
+        let deployed = deployed.iter().map(AsRef::as_ref);
+        let kept = self.definitions.iter().map(AsRef::as_ref);
+        let kept: Vec<&Definition> = kept.filter(|known| !replaced(known)).collect();
+        let all: Vec<&Definition> = deployed.chain(kept.iter().copied()).collect();
+        let mut words: Vec<String> = routing::overlaps(&all)
+            .into_iter()
+            .map(|problem| problem.message)
+            .collect();
+        if words.is_empty() {
+            return Ok(());
+        }
+        let meets = |known: &&Definition, other: &&Definition| {
+            other.name() != known.name() && !routing::overlaps(&[known, other]).is_empty()
+        };
+        let in_the_way = kept
+            .iter()
+            .filter(|known| all.iter().any(|other| meets(known, other)));
+        words.extend(in_the_way.map(|known| {
+            let name = known.name();
+            format!(
+                "{name} is active already and can't be retired yet: deploy its replacement under the name {name}, \
+                 with a higher version"
+            )
+        }));
+        Err(Error::Overlap(words.join("; ")))
     }
 }

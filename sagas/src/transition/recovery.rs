@@ -86,7 +86,12 @@ impl Change<'_> {
     }
 
     pub(super) fn park(&mut self, step: &StepId, direction: Direction, error: &str) {
-        self.state.failure = Some(failure(step, direction, error));
+        let failure = Some(failure(step, direction, error));
+        match direction {
+            Direction::Do => self.state.failure = failure,
+            // Why it compensates is still the step that failed first.
+            Direction::Undo => self.state.stuck = failure,
+        }
         self.state.active.clear();
         self.alert("parked", step, error);
         self.end(Status::Parked);
@@ -117,29 +122,29 @@ impl Change<'_> {
     /// Same step, same direction; what is done stays done. The command id is new only where the participant has
     /// answered the old one finally: it would answer the same again.
     fn resume_parked(&mut self) -> Changed {
-        let Some(failure) = self.state.failure.clone() else {
+        let Some(stuck) = self.state.trouble().cloned() else {
             return Err(self.illegal("parked without a failure"));
         };
+        self.state.stuck = None;
         self.state.run += 1;
         let run = self.state.run;
-        self.state
-            .activate(&failure.step, failure.direction, self.now);
-        let Some(record) = self.state.steps.get_mut(&failure.step) else {
+        self.state.activate(&stuck.step, stuck.direction, self.now);
+        let Some(record) = self.state.steps.get_mut(&stuck.step) else {
             return Err(self.illegal("parked at a step that was never sent"));
         };
-        match failure.direction {
+        match stuck.direction {
             Direction::Do => {
                 record.progress = Progress::Open;
                 self.state.status = Status::Running;
                 self.state.failure = None;
-                if failure.answered {
+                if stuck.answered {
                     record.run = run;
                 }
             }
             // It still compensates for a reason, and will have to tell it.
             Direction::Undo => {
                 self.state.status = Status::Compensating;
-                if failure.answered {
+                if stuck.answered {
                     record.undo_run = Some(run);
                 }
             }
@@ -153,6 +158,7 @@ impl Change<'_> {
                 state: self.state.status.name(),
             });
         }
+        self.state.stuck = None;
         self.state.status = Status::Resolved;
         self.effects.push(Effect::AlertSettled);
         self.effects.push(Effect::Ended(Status::Resolved));

@@ -1,7 +1,8 @@
 //! Steps that cannot be done: compensating, parking, going on; and what operators do then.
 
+use lapse_sagas::event::AlertRaised;
 use lapse_sagas::outcome::Outcome;
-use lapse_sagas::state::Progress;
+use lapse_sagas::state::{Failure, Progress};
 use lapse_sagas::{Cause, Direction, Effect, Event, Phase, Refused, Status};
 
 use crate::given::{Saga, done, failed, kinds, not_applicable, rejected, shipped, unknown};
@@ -71,16 +72,52 @@ fn a_compensation_that_cannot_be_done_parks_with_an_alert() {
 }
 
 #[test]
-fn a_resumed_compensation_still_alerts_when_it_is_through() {
+fn a_resumed_compensation_still_alerts_when_it_is_through_and_names_the_step_that_failed() {
+    let step = |failure: Option<&Failure>| failure.map(|failure| failure.step.to_string());
+    let mut saga = overdue();
+    saga.sent_and_answered(done()).exhausted_by(failed);
+    let first = saga.state.failure.clone();
+    assert_eq!(step(first.as_ref()).as_deref(), Some("replenish_stock"));
+
+    for _ in 0..2 {
+        saga.is_at("cancel_order", Undo, Phase::Taken, 1);
+        saga.exhausted_by(unknown);
+        saga.stands_at("parked");
+        assert_eq!(saga.state.failure, first);
+        assert_eq!(
+            step(saga.state.trouble()).as_deref(),
+            Some("cancel_order"),
+            "where a person has to look"
+        );
+        saga.retried();
+        assert_eq!((&saga.state.failure, &saga.state.stuck), (&first, &None));
+    }
+    saga.sent_and_answered(done());
+
+    saga.stands_at("compensated");
+    assert_eq!(saga.state.failure, first);
+    let told = AlertRaised {
+        kind: "compensated".to_owned(),
+        step: "replenish_stock".into(),
+        class: "busy".to_owned(),
+        message: "busy: come again".to_owned(),
+    };
+    assert!(
+        saga.effects.contains(&Effect::Alert(told)),
+        "{:?}",
+        saga.effects
+    );
+}
+
+#[test]
+fn a_saga_that_was_parked_in_undoing_before_it_told_where_is_resumed_there() {
     let mut saga = overdue();
     saga.sent_and_answered(done())
         .exhausted_by(failed)
-        .exhausted_by(failed)
-        .retried();
+        .exhausted_by(failed);
+    saga.state.failure = saga.state.stuck.take();
+    saga.retried();
     saga.is_at("cancel_order", Undo, Phase::Taken, 1);
-    saga.sent_and_answered(done());
-    saga.stands_at("compensated");
-    assert_eq!(saga.alerts(), ["compensated"]);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashSet};
 use chrono::TimeDelta;
 use lapse_sagas::event::Entry;
 use lapse_sagas::outcome::Outcome;
-use lapse_sagas::state::Progress;
+use lapse_sagas::state::{Failure, Progress};
 use lapse_sagas::transition::MAX_TAKEOVERS;
 use lapse_sagas::{
     Cause, Definition, Direction, Effect, Event, Phase, Refused, State, Status, StepId, Timestamp,
@@ -112,7 +112,7 @@ fn canonical(mut state: State) -> State {
     for record in state.steps.values_mut() {
         record.output = Value::Null;
     }
-    if let Some(failure) = &mut state.failure {
+    for failure in state.failure.iter_mut().chain(&mut state.stuck) {
         failure.message.clear();
         failure.class.clear();
     }
@@ -312,6 +312,20 @@ fn state_is_sound(definition: &Definition, state: &State, told: &dyn Fn() -> Str
     assert!(
         !failing || state.failure.is_some(),
         "a failing saga knows why: {}",
+        told()
+    );
+    let undoing = |failure: &Failure| failure.direction == Direction::Undo;
+    assert!(
+        !state.failure.as_ref().is_some_and(undoing),
+        "why it failed is never that undoing failed: {}",
+        told()
+    );
+    assert!(
+        state
+            .stuck
+            .as_ref()
+            .is_none_or(|stuck| state.status == Status::Parked && undoing(stuck)),
+        "only a parked saga is stuck, and only in undoing: {}",
         told()
     );
 }

@@ -4,12 +4,16 @@ use lapse_sagas::{Definition, OrderEvent, overlaps, route};
 use serde_json::{Value, json};
 
 fn definition(name: &str, trigger: &str) -> Definition {
+    definition_of("orders", name, trigger)
+}
+
+fn definition_of(owner: &str, name: &str, trigger: &str) -> Definition {
     let text = format!(
         "
 format: saga/v1
 name: {name}
 version: 1
-trigger: {{ {trigger}, order_owner: orders }}
+trigger: {{ {trigger}, order_owner: {owner} }}
 steps: [{{ id: one, kind: pivot, action: {{ participant: orders, operation: One }} }}]
 "
     );
@@ -76,7 +80,8 @@ fn an_event_without_a_type_starts_what_its_order_type_alone_decides() {
             "placed",
             "event_types: [order.placed], order_types: { normal: { delay: 30m }, flash: { delay: 5m } }",
         ),
-        definition(
+        definition_of(
+            "quotes",
             "quote",
             "event_types: [quote.sent], order_types: { normal: { delay: 7d } }",
         ),
@@ -113,7 +118,8 @@ fn two_definitions_for_one_event_are_told_at_load() {
         "rest",
         "event_types: [order.placed], order_types: {}, other_order_types: { delay: 1m }",
     );
-    let apart = definition(
+    let apart = definition_of(
+        "shops",
         "apart",
         "event_types: [order.paid], order_types: { normal: { delay: 30m } }",
     );
@@ -137,5 +143,47 @@ fn two_definitions_for_one_event_are_told_at_load() {
     assert_eq!(
         words,
         "normal: D040: normal and both both start for order.placed and order type normal; leave it to one of them"
+    );
+}
+
+#[test]
+fn two_definitions_for_one_overdue_order_are_told_at_load() {
+    let normal = "event_types: [order.placed], order_types: { normal: { delay: 30m } }";
+    let placed = definition("placed", normal);
+    let quoted = definition(
+        "quoted",
+        "event_types: [quote.sent], order_types: { normal: { delay: 7d } }",
+    );
+    let rest = definition(
+        "rest",
+        "event_types: [quote.sent], order_types: {}, other_order_types: { delay: 7d }",
+    );
+    let flash = definition(
+        "flash",
+        "event_types: [quote.sent], order_types: { flash: { delay: 5m } }",
+    );
+    let codes = |one: &Definition, other: &Definition| {
+        overlaps(&[one, other])
+            .iter()
+            .map(|found| found.code)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(codes(&placed, &quoted), ["D042"]);
+    assert_eq!(codes(&placed, &rest), ["D042"]);
+    assert_eq!(codes(&rest, &placed), ["D042"]);
+    assert_eq!(codes(&placed, &flash), [""; 0]);
+    let elsewhere = definition_of("shops", "elsewhere", normal);
+    assert_eq!(codes(&elsewhere, &quoted), [""; 0]);
+    assert_eq!(
+        codes(&elsewhere, &placed),
+        ["D040"],
+        "an event has no owner that could tell them apart"
+    );
+    let words = overlaps(&[&placed, &quoted]).remove(0).to_string();
+    assert_eq!(
+        words,
+        "placed: D042: placed and quoted both start for order type normal of orders, though for different events; the \
+         sweep knows overdue orders only by owner and type and would start both; leave it to one of them, or give one \
+         another order type"
     );
 }

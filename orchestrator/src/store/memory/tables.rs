@@ -53,6 +53,7 @@ impl Tables {
                 _ => {}
             }
         }
+        self.active().refuse_overlaps(definitions)?;
         let mut changed = false;
         for definition in definitions {
             self.definitions

@@ -20,6 +20,7 @@ pub async fn deploy(db: &Db, definitions: &[Arc<Definition>]) -> Result<ActiveSe
                 .fetch_one(&mut *tx)
                 .await?;
             add(tx, &definitions).await?;
+            load_active(tx).await?.refuse_overlaps(&definitions)?;
             activate(tx, &definitions).await?;
             load_active(tx).await
         })

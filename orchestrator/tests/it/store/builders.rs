@@ -11,8 +11,13 @@ use lapse_sagas::{
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// Two steps, both can be undone, no retries: `first`, `second`.
+/// Two steps, both can be undone, no retries: `first`, `second`. For orders of type `normal`.
 pub fn definition(name: &str, version: u32, title: &str) -> Arc<Definition> {
+    definition_for("normal", name, version, title)
+}
+
+/// The same for orders of another type.
+pub fn definition_for(order_type: &str, name: &str, version: u32, title: &str) -> Arc<Definition> {
     let step = |id: &str| {
         json!({
             "id": id,
@@ -28,7 +33,7 @@ pub fn definition(name: &str, version: u32, title: &str) -> Arc<Definition> {
         "title": title,
         "trigger": {
             "event_types": ["order.placed"],
-            "order_types": { "normal": { "delay": "15m" } },
+            "order_types": { order_type: { "delay": "15m" } },
             "order_owner": "shop",
         },
         "steps": [step("first"), step("second")],

@@ -11,6 +11,9 @@ use super::subject::Subject;
 promises! {
     standing_says_what_the_sweep_may_do
     a_version_with_other_content_is_refused_and_nothing_is_deployed
+    a_definition_that_starts_for_the_orders_of_an_active_one_is_refused
+    a_definition_takes_over_the_orders_that_an_active_one_gives_up_in_the_same_deployment
+    of_two_that_deploy_the_same_orders_at_once_one_is_refused
     deploying_the_same_again_changes_nothing
     definitions_come_back_as_they_were
     counters_add_up
@@ -65,7 +68,7 @@ async fn a_version_with_other_content_is_refused_and_nothing_is_deployed(subject
     store.deploy(&[definition("cancel", 1, "")]).await.unwrap();
 
     let changed = [
-        definition("another", 1, ""),
+        definition_for("flash", "another", 1, ""),
         definition("cancel", 1, "changed"),
     ];
     let refused = store.deploy(&changed).await.unwrap_err();
@@ -81,6 +84,65 @@ async fn a_version_with_other_content_is_refused_and_nothing_is_deployed(subject
     );
 }
 
+async fn a_definition_that_starts_for_the_orders_of_an_active_one_is_refused(
+    subject: &impl Subject,
+) {
+    let store = subject.store();
+    let cancel = definition("cancel", 1, "");
+    store.deploy(&[Arc::clone(&cancel)]).await.unwrap();
+
+    let renamed = definition("renamed", 1, "");
+    let deployed = [
+        definition_for("flash", "another", 1, ""),
+        Arc::clone(&renamed),
+    ];
+    let refused = store.deploy(&deployed).await.unwrap_err();
+
+    assert!(matches!(&refused, Error::Overlap(_)), "{refused:?}");
+    assert_eq!(
+        refused.to_string(),
+        "renamed and cancel both start for order.placed and order type normal; leave it to one of them; cancel is \
+         active already and can't be retired yet: deploy its replacement under the name cancel, with a higher version"
+    );
+    let active = store.active().await.unwrap();
+    assert_eq!((active.version, active.definitions), (1, vec![cancel]));
+    let stored = store
+        .definitions(std::slice::from_ref(&renamed.hash))
+        .await
+        .unwrap();
+    assert_eq!(stored, [], "nothing of the deployment is kept");
+    store.deploy(&[definition("cancel", 2, "")]).await.unwrap();
+}
+
+async fn a_definition_takes_over_the_orders_that_an_active_one_gives_up_in_the_same_deployment(
+    subject: &impl Subject,
+) {
+    let store = subject.store();
+    store.deploy(&[definition("cancel", 1, "")]).await.unwrap();
+
+    let swapped = [
+        definition("another", 1, ""),
+        definition_for("flash", "cancel", 2, ""),
+    ];
+    let active = store.deploy(&swapped).await.unwrap();
+
+    assert_eq!((active.version, active.definitions), (2, swapped.to_vec()));
+}
+
+async fn of_two_that_deploy_the_same_orders_at_once_one_is_refused(subject: &impl Subject) {
+    let store = subject.store();
+    let [one, other] = ["one", "other"].map(|name| [definition(name, 1, "")]);
+
+    let deployed = tokio::join!(store.deploy(&one), store.deploy(&other));
+
+    let refused = match deployed {
+        (Ok(_), Err(refused)) | (Err(refused), Ok(_)) => refused,
+        both => panic!("{both:?}"),
+    };
+    assert!(matches!(&refused, Error::Overlap(_)), "{refused:?}");
+    assert_eq!(store.active().await.unwrap().definitions.len(), 1);
+}
+
 async fn deploying_the_same_again_changes_nothing(subject: &impl Subject) {
     let store = subject.store();
     assert_eq!(store.active().await.unwrap().version, 0);
@@ -92,12 +154,15 @@ async fn deploying_the_same_again_changes_nothing(subject: &impl Subject) {
     assert_eq!(store.deploy(&[Arc::clone(&one)]).await.unwrap().version, 1);
     assert_eq!(store.deploy(&[Arc::clone(&one)]).await.unwrap().version, 1);
     let active = store
-        .deploy(&[Arc::clone(&two), definition("another", 1, "")])
+        .deploy(&[Arc::clone(&two), definition_for("flash", "another", 1, "")])
         .await
         .unwrap();
 
     assert_eq!(active.version, 2);
-    assert_eq!(active.definitions, [definition("another", 1, ""), two]);
+    assert_eq!(
+        active.definitions,
+        [definition_for("flash", "another", 1, ""), two]
+    );
     assert_eq!(
         store.deploy(&[one]).await.unwrap().version,
         3,

@@ -9,6 +9,7 @@ use super::subject::Subject;
 
 promises! {
     a_saga_at_rest_tells_its_outcome
+    a_parked_saga_tells_what_failed_first_and_where_it_is_stuck
     outbox_messages_are_claimed_once_until_the_claim_expires
     a_dead_letter_is_stored_once
     another_record_at_the_same_place_is_another_dead_letter
@@ -51,6 +52,23 @@ async fn a_saga_at_rest_tells_its_outcome(subject: &impl Subject) {
         (&outcome["state"], &outcome["failure"]["class"]),
         (&json!("compensated"), &json!("timeout"))
     );
+}
+
+async fn a_parked_saga_tells_what_failed_first_and_where_it_is_stuck(subject: &impl Subject) {
+    let store = subject.store();
+    let saga = one(store, "o-1").await;
+    let saga = answered(store, &saga, done()).await;
+    let saga = answered(store, &saga, failed("busy: come again")).await;
+    answered(store, &saga, failed("gone: nothing to undo")).await;
+
+    let outbox = subject.outbox().await;
+
+    assert_eq!(outbox.len(), 1);
+    let outcome: Value = serde_json::from_str(&outbox[0].payload).unwrap();
+    let class_at = |key: &str| (outcome[key]["step"].clone(), outcome[key]["class"].clone());
+    assert_eq!(outcome["state"], "parked");
+    assert_eq!(class_at("failure"), (json!("second"), json!("busy")));
+    assert_eq!(class_at("stuck"), (json!("first"), json!("gone")));
 }
 
 async fn outbox_messages_are_claimed_once_until_the_claim_expires(subject: &impl Subject) {
