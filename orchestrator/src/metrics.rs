@@ -94,6 +94,10 @@ fn describe() {
         "Overdue orders that had no saga: above 0 something was lost on the way."
     );
     describe_gauge!(
+        "lapse_sweep_uncovered_orders",
+        "Overdue orders on the last page swept whose type no active definition is for."
+    );
+    describe_gauge!(
         "lapse_sweep_last_run_seconds",
         "When the last sweep ended, Unix time."
     );

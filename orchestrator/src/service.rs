@@ -64,6 +64,8 @@ impl Service {
                 .context("ask the database for the time")?,
         );
         let definitions = load_definitions(&config.definitions.paths)?;
+        let participants = participants(config)?;
+        refuse_unserved(&definitions, &participants)?;
         store
             .deploy(&definitions)
             .await
@@ -73,7 +75,6 @@ impl Service {
                 .await
                 .context("load the active definitions")?,
         );
-        let participants = participants(config)?;
         let bus: Arc<dyn Bus> = Arc::new(start_bus(config, &clock, &definitions)?);
         let parts = Parts {
             store: store.clone(),
@@ -120,6 +121,30 @@ impl Service {
         self.stop.cancel();
         let _ = tokio::time::timeout(Duration::from_secs(1), self.http).await;
     }
+}
+
+/// A process that could never do its work with these settings.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Unfit(String);
+
+/// Without its participants a definition's sagas would wait for ever, and without its order owner the sweep would skip it.
+fn refuse_unserved(
+    definitions: &[Arc<Definition>],
+    participants: &Participants,
+) -> Result<(), Unfit> {
+    for definition in definitions {
+        let missing = participants.missing(definition);
+        if !missing.is_empty() {
+            let names: Vec<String> = missing.into_iter().collect();
+            return Err(Unfit(format!(
+                "definition {} needs {}, which nobody serves here; the reference shop does with shop.enabled = true",
+                definition.name(),
+                names.join(" and ")
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Brings the tables of the coordinator, and of the shop if it is served here, up to this version. Any number of

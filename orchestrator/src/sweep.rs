@@ -1,7 +1,7 @@
 //! The safety net: asks the order owner what is overdue and starts what has no saga. Needs no Kafka.
 //!
 //! Relies on the owner's keyset pages and on the saga key to make a second start harmless. Never: touches an order that
-//! has a live, compensated, parked or resolved saga of its generation.
+//! has a saga of its key, whatever became of that of its generation.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use lapse_participants::kit::{CallError, OrderKey, OrderOwner, Overdue};
 use lapse_sagas::{Cause, Definition, SagaId};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::bus::Bus;
 use crate::clock::Clock;
@@ -126,9 +126,11 @@ impl Sweep {
     ) -> Result<usize, Error> {
         let mut started = 0;
         let active = self.definitions.active();
-        let of_owner = active
+        let of_owner: Vec<_> = active
             .iter()
-            .filter(|definition| definition.body.trigger.order_owner == owner);
+            .filter(|definition| definition.body.trigger.order_owner == owner)
+            .collect();
+        tell_uncovered(&of_owner, &overdue);
         for definition in of_owner {
             let trigger = &definition.body.trigger;
             let own: Vec<&Overdue> = overdue
@@ -207,5 +209,25 @@ impl Sweep {
         let started = self.executor.start(starts).await?;
         let is_new = |started: &&Started| matches!(started, Started::New(_));
         Ok(started.iter().filter(is_new).count())
+    }
+}
+
+/// Overdue orders of types that no definition is for would stay overdue in silence.
+fn tell_uncovered(definitions: &[&Arc<Definition>], overdue: &[Overdue]) {
+    let is_covered = |order: &&Overdue| {
+        let covers = |definition: &&Arc<Definition>| {
+            definition.body.trigger.delay(&order.order_type).is_some()
+        };
+        definitions.iter().any(covers)
+    };
+    let uncovered: Vec<&Overdue> = overdue.iter().filter(|order| !is_covered(order)).collect();
+    metrics::gauge!("lapse_sweep_uncovered_orders").set(uncovered.len() as f64);
+    if let Some(first) = uncovered.first() {
+        error!(
+            orders = uncovered.len(),
+            order_id = first.order.order_id,
+            order_type = first.order_type,
+            "overdue orders that no active definition is for; deploy one, or start them with lapse start"
+        );
     }
 }

@@ -317,12 +317,13 @@ fn why_not_closed(command: &Command, order: Option<Standing>) -> Outcome {
     }
 }
 
+/// An event may be here before its order's transaction has committed: the command is worth its retries.
 fn unknown_order(command: &Command) -> Outcome {
     let OrderKey {
         tenant, order_id, ..
     } = &command.order;
-    Outcome::Rejected {
-        reason: format!("unknown_order {tenant}/{order_id}"),
+    Outcome::Failed {
+        error: format!("unknown_order {tenant}/{order_id}"),
     }
 }
 

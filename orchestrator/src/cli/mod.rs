@@ -14,6 +14,7 @@ use lapse_participants::kit::CallError;
 
 use crate::config::{self, Config, LogFormat};
 use crate::kafka;
+use crate::service::Unfit;
 use crate::store;
 
 mod answer;
@@ -200,6 +201,9 @@ fn flags(cli: &Cli) -> anyhow::Result<Vec<(String, String)>> {
 fn exit_code(error: &anyhow::Error) -> u8 {
     if let Some(exit) = error.chain().find_map(|cause| cause.downcast_ref::<Exit>()) {
         return exit.code();
+    }
+    if error.chain().any(|cause| cause.is::<Unfit>()) {
+        return 3;
     }
     if error.chain().any(is_unreachable) {
         8

@@ -29,8 +29,8 @@ mod command;
 mod ready;
 mod record;
 
-pub use ready::GroupKey;
 use ready::{Batch, Ready};
+pub use ready::{GroupKey, SizeClass};
 
 /// A command that waited longer than this since its row said `sent` is fenced again before it goes out.
 const FRESH_FOR: chrono::TimeDelta = chrono::TimeDelta::milliseconds(250);
@@ -45,6 +45,22 @@ pub struct Participants {
     pub operations: HashMap<String, Arc<dyn Participant>>,
     /// Who owns orders.
     pub owners: HashMap<String, Arc<dyn OrderOwner>>,
+}
+
+impl Participants {
+    /// What a definition names and nobody here serves: participants of its steps, its order owner.
+    pub fn missing(&self, definition: &Definition) -> BTreeSet<String> {
+        let calls = definition.body.steps.iter().flat_map(|step| {
+            [Some(&step.action), step.compensation.as_ref()]
+                .into_iter()
+                .flatten()
+        });
+        let participants = calls.map(|call| &call.participant);
+        let absent = participants.filter(|name| !self.operations.contains_key(*name));
+        let owner = &definition.body.trigger.order_owner;
+        let owner = (!self.owners.contains_key(owner)).then_some(owner);
+        absent.chain(owner).cloned().collect()
+    }
 }
 
 /// How much at a time.
@@ -121,7 +137,7 @@ impl Executor {
             definition: definition.hash.clone(),
             step: definition.first_step().clone(),
             direction: Direction::Do,
-            size_class: 0,
+            size: SizeClass::Whole,
         };
         let ready = self.lock();
         ready
@@ -304,8 +320,12 @@ impl Executor {
     fn submit(&self, sagas: impl IntoIterator<Item = Saga>) {
         let mut ready = self.lock();
         for saga in sagas {
+            // Without its definition nobody here can send it; its wake-up time brings it back.
+            let Some(definition) = self.definitions.get(&saga.definition) else {
+                continue;
+            };
             for step in in_hand(&saga.state) {
-                ready.push(key_of(&saga.definition, &saga.state, &step), saga.clone());
+                ready.push(key_of(&definition, &saga.state, &step), saga.clone());
             }
         }
         drop(ready);
@@ -346,7 +366,7 @@ impl Executor {
     ) -> (State, Vec<Effect>) {
         let saga_id = state.saga_id;
         for step in in_hand(&state) {
-            let key = key_of(&definition.hash, &state, &step);
+            let key = key_of(definition, &state, &step);
             let before = promised.to_others(&key, saga_id);
             let (is_free, has_room) = {
                 let ready = self.lock();
@@ -464,7 +484,7 @@ fn in_hand(state: &State) -> Vec<StepId> {
         .collect()
 }
 
-fn key_of(definition: &DefinitionHash, state: &State, step: &StepId) -> GroupKey {
+fn key_of(definition: &Definition, state: &State, step: &StepId) -> GroupKey {
     let active = state.active.get(step);
     let direction = active.map_or(Direction::Do, |active| active.direction);
     // Only actions are marked by an unanswered attempt; a compensation that goes out again counts as one.
@@ -473,14 +493,21 @@ fn key_of(definition: &DefinitionHash, state: &State, step: &StepId) -> GroupKey
             .steps
             .get(step)
             .is_some_and(|record| record.maybe_applied);
+    let attempt = active.map_or(1, |active| active.attempt);
+    let is_last = definition
+        .step(step)
+        .is_some_and(|step| attempt > step.retries.max);
+    let size = match attempt {
+        0 | 1 => SizeClass::Whole,
+        _ if !unanswered => SizeClass::Whole,
+        _ if is_last => SizeClass::Alone,
+        2 => SizeClass::Few,
+        _ => SizeClass::Alone,
+    };
     GroupKey {
-        definition: definition.clone(),
+        definition: definition.hash.clone(),
         step: step.clone(),
         direction,
-        size_class: if unanswered {
-            active.map_or(0, |active| active.attempt.saturating_sub(1))
-        } else {
-            0
-        },
+        size,
     }
 }

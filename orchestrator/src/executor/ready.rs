@@ -22,10 +22,24 @@ pub struct GroupKey {
     pub step: StepId,
     /// Action or compensation.
     pub direction: Direction,
-    /// 0, and one more for each attempt after an unanswered call: such commands go in smaller and smaller batches, so
-    /// that one command that hangs its batch can't exhaust the retries of the others.
-    pub size_class: u32,
+    /// How many may go together.
+    pub size: SizeClass,
 }
+
+/// How many commands share a call. After a call without an answer they go in smaller and smaller company, and the last
+/// attempt goes alone, so that one command that hangs its batch can't exhaust the retries of the others.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum SizeClass {
+    /// A whole batch.
+    Whole,
+    /// [`FEW`].
+    Few,
+    /// One.
+    Alone,
+}
+
+/// Company after a first call without an answer: 500 commands are 63 calls then, of which one hangs again.
+const FEW: usize = 8;
 
 /// A batch for one call.
 pub struct Batch {
@@ -124,7 +138,7 @@ impl Ready {
                 .per_second
                 .map_or(seen, |before| before * 0.7 + seen * 0.3),
         );
-        if group.calls == 0 && group.queue.is_empty() && key.size_class > 0 {
+        if group.calls == 0 && group.queue.is_empty() && key.size != SizeClass::Whole {
             self.groups.remove(key);
         }
     }
@@ -135,5 +149,9 @@ impl Ready {
 }
 
 fn cap(batch_max: usize, key: &GroupKey) -> usize {
-    (batch_max >> (3 * key.size_class).min(63)).max(1)
+    match key.size {
+        SizeClass::Whole => batch_max,
+        SizeClass::Few => FEW.min(batch_max),
+        SizeClass::Alone => 1,
+    }
 }

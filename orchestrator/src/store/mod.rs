@@ -232,9 +232,9 @@ pub struct AlertDue {
 pub enum Standing {
     /// No saga of this definition, key and generation.
     None,
-    /// A saga that is live, compensated, parked or resolved: leave it.
+    /// A saga that is live, parked or resolved: leave it.
     InHand,
-    /// Skipped or completed, yet the owner says unpaid and uncancelled: worth an alert.
+    /// Skipped, completed or compensated, yet the owner says unpaid, uncancelled and left to nobody: worth an alert.
     Closed {
         /// The saga.
         saga_id: SagaId,

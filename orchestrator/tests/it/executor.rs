@@ -16,12 +16,16 @@ use crate::support::world::{QUICK, World};
 const HOUR: Duration = Duration::from_secs(3_600);
 
 async fn world() -> World {
+    world_of(QUICK).await
+}
+
+async fn world_of(definition: &str) -> World {
     let clock: Arc<dyn Clock> = Arc::new(Simulated::from(
         DateTime::from_timestamp(1_780_000_000, 0).unwrap(),
     ));
     let time = clock.clone();
     let store = Arc::new(MemoryStore::new(Arc::new(move || time.now())));
-    World::new(store, clock, QUICK).await
+    World::new(store, clock, definition).await
 }
 
 fn failed() -> Answer {
@@ -145,6 +149,34 @@ async fn one_command_that_hangs_its_batch_does_not_exhaust_the_others() {
         .answer("ReplenishStock", "o7", [Answer::Hang]);
     let coordinator = world.coordinator();
     let orders: Vec<String> = (0..64).map(|n| format!("o{n}")).collect();
+    world
+        .start(
+            &coordinator,
+            &orders.iter().map(String::as_str).collect::<Vec<_>>(),
+        )
+        .await;
+
+    for order in orders.iter().filter(|order| *order != "o7") {
+        assert_eq!(
+            world.at_rest(order, HOUR).await.state.status,
+            Status::Completed,
+            "{order}"
+        );
+    }
+    assert_eq!(
+        world.at_rest("o7", HOUR).await.state.status,
+        Status::Compensated
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_attempt_goes_alone_however_few_there_are() {
+    let world = world_of(&QUICK.replace("max: 3", "max: 1")).await;
+    world
+        .participant
+        .answer("CancelOrder", "o7", [Answer::Hang]);
+    let coordinator = world.coordinator();
+    let orders: Vec<String> = (0..12).map(|n| format!("o{n}")).collect();
     world
         .start(
             &coordinator,

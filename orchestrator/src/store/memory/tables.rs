@@ -256,10 +256,12 @@ impl Tables {
         match id.and_then(|id| self.sagas.get(id)) {
             None => Standing::None,
             Some(Saga { id, state, .. }) => match state.status {
-                Status::Completed | Status::Skipped { .. } => Standing::Closed {
-                    saga_id: *id,
-                    state: state.status.name().to_owned(),
-                },
+                Status::Completed | Status::Skipped { .. } | Status::Compensated => {
+                    Standing::Closed {
+                        saga_id: *id,
+                        state: state.status.name().to_owned(),
+                    }
+                }
                 _ => Standing::InHand,
             },
         }

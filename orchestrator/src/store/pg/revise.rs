@@ -330,7 +330,7 @@ fn standing_of(saga_id: SagaId, state: Option<String>) -> Standing {
             saga_id,
             state: "dropped".to_owned(),
         },
-        Some(state @ ("completed" | "skipped")) => Standing::Closed {
+        Some(state @ ("completed" | "skipped" | "compensated")) => Standing::Closed {
             saga_id,
             state: state.to_owned(),
         },

@@ -34,7 +34,7 @@ async fn standing_says_what_the_sweep_may_do(subject: &impl Subject) {
     let completed = one(store, "completed").await;
     let completed = answered(store, &completed, done()).await;
     answered(store, &completed, done()).await;
-    compensated(store, "compensated", "timeout").await;
+    let compensated = compensated(store, "compensated", "timeout").await;
     let mut revived = live.order.clone();
     revived.generation = 2;
 
@@ -53,7 +53,7 @@ async fn standing_says_what_the_sweep_may_do(subject: &impl Subject) {
         Standing::InHand,
         Standing::None,
         closed(skipped.id, "skipped"),
-        Standing::InHand,
+        closed(compensated.id, "compensated"),
         Standing::None,
     ];
     assert_eq!(standing, expected);
