@@ -36,8 +36,9 @@ const LONGEST_PARK: Duration = Duration::from_millis(50);
 const READ_PER_PARTITION: usize = 256;
 const READ_PER_ROUND: usize = 2_048;
 const TICK: Duration = Duration::from_secs(1);
-/// Brokers forget the offsets of a group that doesn't refresh them, by default after 7 days.
-const COMMIT_ALL_AGAIN: Duration = Duration::from_secs(600);
+/// A refused commit, as during every rebalance, is told to nobody: rdkafka 0.39 calls no callback for commits made by hand.
+/// So all are repeated; brokers also forget the offsets of a group that doesn't refresh them, by default after 7 days.
+const COMMIT_ALL_AGAIN: Duration = Duration::from_secs(10);
 const LOOK_FOR_TOPICS: Duration = Duration::from_secs(5);
 /// A partition that has records, and room for them, and gives none for so long is dead.
 const DEAD_AFTER: Duration = Duration::from_secs(30);

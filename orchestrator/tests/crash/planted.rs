@@ -114,7 +114,7 @@ pub async fn lost_windows(services: &Services, plant: Option<&str>) -> anyhow::R
     };
     until("every order waits in a window", LIMIT, waiting).await?;
     if plant.is_some() {
-        let committed = || async { (rig.lag().await.ok()? == 0).then_some(()) };
+        let committed = || async { rig.not_done().await.ok()?.is_empty().then_some(()) };
         until("their offsets are committed already", LIMIT, committed).await?;
     }
     tokio::try_join!(a.kill(), b.kill())?;

@@ -133,8 +133,8 @@ impl Rig {
         Ok(producer)
     }
 
-    /// Records of the timers' topics that the coordinators have not confirmed to be done with.
-    pub async fn lag(&self) -> anyhow::Result<i64> {
+    /// Partitions of the timers' topics with records that the coordinators have not confirmed to be done with.
+    pub async fn not_done(&self) -> anyhow::Result<Vec<NotDone>> {
         let config = {
             let mut config = ClientConfig::new();
             config
@@ -143,7 +143,7 @@ impl Rig {
             config
         };
         let inputs = [self.topic("schedule"), self.topic("delay.")];
-        tokio::task::spawn_blocking(move || lag(&config, &inputs)).await?
+        tokio::task::spawn_blocking(move || not_done(&config, &inputs)).await?
     }
 
     /// The constraint that would refuse a second entry of one number.
@@ -209,7 +209,25 @@ where
     }
 }
 
-fn lag(config: &ClientConfig, inputs: &[String]) -> anyhow::Result<i64> {
+/// A partition and where its group stands.
+#[derive(Clone, Debug)]
+pub struct NotDone {
+    #[allow(dead_code, reason = "for people, by Debug")]
+    place: String,
+    /// The first record that is not done.
+    committed: i64,
+    /// After the last one.
+    end: i64,
+}
+
+impl NotDone {
+    /// How many records that is.
+    pub fn records(&self) -> i64 {
+        self.end - self.committed
+    }
+}
+
+fn not_done(config: &ClientConfig, inputs: &[String]) -> anyhow::Result<Vec<NotDone>> {
     let consumer: BaseConsumer = config.create()?;
     let metadata = consumer.fetch_metadata(None, BROKER_PATIENCE)?;
     let mut places = TopicPartitionList::new();
@@ -220,14 +238,25 @@ fn lag(config: &ClientConfig, inputs: &[String]) -> anyhow::Result<i64> {
             }
         }
     }
-    let committed = consumer.committed_offsets(places, BROKER_PATIENCE)?;
-    let mut lag = 0;
-    for of in committed.elements() {
-        let (low, high) = consumer.fetch_watermarks(of.topic(), of.partition(), BROKER_PATIENCE)?;
-        lag += match of.offset() {
-            Offset::Offset(offset) => high - offset,
-            _ => high - low,
+    let mut not_done = Vec::new();
+    for of in consumer
+        .committed_offsets(places, BROKER_PATIENCE)?
+        .elements()
+    {
+        let (begin, end) =
+            consumer.fetch_watermarks(of.topic(), of.partition(), BROKER_PATIENCE)?;
+        let committed = match of.offset() {
+            Offset::Offset(offset) => offset,
+            _ => begin,
         };
+        if committed < end {
+            let place = format!("{}/{}", of.topic(), of.partition());
+            not_done.push(NotDone {
+                place,
+                committed,
+                end,
+            });
+        }
     }
-    Ok(lag)
+    Ok(not_done)
 }

@@ -16,7 +16,7 @@ use crate::faults::{self, Outage, Planned, Victims};
 use crate::load::{Load, Tally, now};
 use crate::orders::{self, Fate, Plan, Route};
 use crate::report::{Counts, Report};
-use crate::rig::{Rig, until};
+use crate::rig::{NotDone, Rig, until};
 use crate::services::{NAME, Services, target};
 
 /// Guarantee G7, through the loss of any coordinator or of Kafka.
@@ -24,6 +24,8 @@ const LATE_AFTER: Duration = Duration::from_secs(30);
 /// After the last deadline, the last payment and the last fault.
 const AT_REST_WITHIN: Duration = Duration::from_secs(120);
 const TELL_EVERY: Duration = Duration::from_secs(5);
+/// Between two faults at least, where one took longer than planned.
+const PAUSE: Duration = Duration::from_secs(3);
 /// The most that the full run places in a second; more orders take more rounds of faults.
 const ORDERS_PER_S: usize = 400;
 const SHORT_ORDERS: usize = 600;
@@ -165,7 +167,8 @@ async fn bring_on(
     };
     let mut outages = Vec::new();
     for fault in faults {
-        tokio::time::sleep_until((began + fault.at).into()).await;
+        let at = (began + fault.at).max(Instant::now() + PAUSE);
+        tokio::time::sleep_until(at.into()).await;
         println!("{:>5} s  {:?} …", began.elapsed().as_secs(), fault.kind);
         let outage = victims
             .suffer(fault, began)
@@ -204,13 +207,15 @@ async fn tell_once(rig: &Rig, load: &Load<'_>, began: Instant) {
         (Ok(cancelled), Ok(live)) => format!("cancelled {cancelled:>6}  live sagas {live:>5}"),
         _ => "Postgres does not answer".to_owned(),
     };
-    let lag = tokio::time::timeout(TELL_EVERY / 2, rig.lag()).await;
-    let lag = match lag {
-        Ok(Ok(lag)) => format!("records not done {lag:>5}"),
+    let not_done = match tokio::time::timeout(TELL_EVERY / 2, rig.not_done()).await {
+        Ok(Ok(places)) => {
+            let records: i64 = places.iter().map(NotDone::records).sum();
+            format!("records not done {records:>5}")
+        }
         _ => "Kafka does not answer".to_owned(),
     };
     println!(
-        "{:>5} s  {}  {rest}  {lag}",
+        "{:>5} s  {}  {rest}  {not_done}",
         began.elapsed().as_secs(),
         load.progress()
     );
@@ -238,8 +243,10 @@ async fn at_rest(
         }
     }
     let at = now();
-    let done = || async { (rig.lag().await.ok()? == 0).then_some(()) };
-    until("every record is done with", AT_REST_WITHIN, done).await?;
+    let done = || async { rig.not_done().await.ok()?.is_empty().then_some(()) };
+    if let Err(error) = until("every record is done with", AT_REST_WITHIN, done).await {
+        return Err(error.context(format!("{:#?}", rig.not_done().await)));
+    }
     for coordinator in coordinators {
         coordinator.still_runs()?;
     }
