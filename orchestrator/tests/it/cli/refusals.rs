@@ -1,5 +1,7 @@
 //! What is wrong is refused in words, with an exit code that says of what kind it is.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -77,10 +79,53 @@ fn a_wrong_value_is_refused_with_its_key() {
         ("log.format=xml", "format"),
         ("executor.batch_max=0", "executor.batch_max"),
         ("postgres.writers=1", "postgres.writers"),
+        ("postgres.url=mysql://127.0.0.1/lapse", "postgres.url"),
+        ("kafka.buckets=1m,soon", "buckets"),
     ] {
         run(lapse(&["validate", "--set", setting]))
             .with_code(3)
             .saying(key);
+    }
+}
+
+#[test]
+fn a_mistyped_variable_is_refused_and_those_of_others_do_no_harm() {
+    let mut mistyped = lapse(&["validate"]);
+    mistyped.env("LAPSE_KAFKA_BROKERS", "x");
+    run(mistyped).with_code(3).saying("LAPSE__KAFKA__BROKERS");
+    let mut foreign = lapse(&["validate"]);
+    foreign.env("FOREIGN", OsString::from_vec(vec![0xff]));
+    foreign.env("LAPSE_KAFKA_FROM", "x");
+    run(foreign).with_code(0);
+    let mut own = lapse(&["validate"]);
+    own.env("LAPSE__KAFKA__GROUP", OsString::from_vec(vec![0xff]));
+    run(own).with_code(3).saying("LAPSE__KAFKA__GROUP");
+}
+
+#[test]
+fn lists_and_properties_can_be_set_in_every_layer() {
+    let mut right = lapse(&[
+        "validate",
+        "--set",
+        "kafka.buckets=1m,5m",
+        "--set",
+        "kafka.properties.client.rack=a",
+    ]);
+    right.env("LAPSE__KAFKA__PROPERTIES__SOCKET_KEEPALIVE_ENABLE", "true");
+    right.env("LAPSE__DEFINITIONS__PATHS", "[\"a.yaml\"]");
+    run(right).with_code(0);
+}
+
+#[test]
+fn a_property_that_librdkafka_does_not_know_is_refused_by_every_command_without_its_value() {
+    let config = nowhere();
+    let setting = "kafka.properties.sasl.pasword=hushed";
+    for args in [&["topics", "create"][..], &["topics", "check"], &["run"]] {
+        let args = [args, &["--set", setting]].concat();
+        let ended = run(lapse_with(&config, &args))
+            .with_code(3)
+            .saying("sasl.pasword");
+        assert!(!ended.stderr.contains("hushed"), "{}", ended.stderr);
     }
 }
 
