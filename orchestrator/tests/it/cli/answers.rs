@@ -31,6 +31,14 @@ async fn every_command_prints_one_object_with_its_format_first() {
     json(&["migrate"], "migrate");
     assert_eq!(json(&["validate"], "validate")["ok"], true);
     assert_eq!(json(&["verify"], "verify")["ok"], true);
+    let looked_at = |args: &[&str]| -> i64 {
+        let report = json(args, "verify");
+        let checks = report["checks"].as_array().expect("a list").iter();
+        checks.filter_map(|check| check["checked"].as_i64()).sum()
+    };
+    let all = looked_at(&["verify"]);
+    assert_eq!(looked_at(&["verify", "--since", "1h"]), all);
+    assert!(looked_at(&["verify", "--since", "2999-01-01T00:00:00Z"]) < all);
     let list = json(&["list", "--state", "compensated"], "list");
     assert_eq!(list["sagas"][0]["order_id"], "undone");
     let show = json(&["show", "--order", "undone"], "show");
