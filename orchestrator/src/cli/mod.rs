@@ -14,7 +14,7 @@ use lapse_participants::kit::CallError;
 
 use crate::config::{self, Config, LogFormat};
 use crate::kafka;
-use crate::store;
+use crate::store::{self, db};
 
 mod answer;
 mod bench;
@@ -103,6 +103,9 @@ pub(crate) enum Exit {
     /// It is not in a state that allows this: 5.
     #[error("{0}")]
     Conflict(String),
+    /// The other side knows us not, or lets us not: 6.
+    #[error("{0}")]
+    NotAuthorised(String),
     /// The other side does not answer: 8.
     #[error("{0}")]
     Unreachable(String),
@@ -114,6 +117,7 @@ impl Exit {
             Exit::Invalid(_) => 3,
             Exit::NotFound(_) => 4,
             Exit::Conflict(_) => 5,
+            Exit::NotAuthorised(_) => 6,
             Exit::Unreachable(_) => 8,
         }
     }
@@ -202,10 +206,25 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         return exit.code();
     }
     if error.chain().any(is_unreachable) {
-        8
-    } else {
-        1
+        return 8;
     }
+    if error.chain().any(is_setting) {
+        return 3;
+    }
+    if error.chain().any(is_refused) {
+        return 6;
+    }
+    1
+}
+
+/// Kafka's client does not take a setting.
+fn is_setting(cause: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(cause.downcast_ref(), Some(kafka::Error::Settings(_)))
+}
+
+/// Postgres does not let us in.
+fn is_refused(cause: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(cause.downcast_ref(), Some(store::Error::Defect(words)) if words.starts_with(db::NOT_AUTHORISED))
 }
 
 /// Postgres, the shop's Postgres, or Kafka does not answer.
