@@ -126,6 +126,13 @@ async fn the_reference_shop_is_worked_from_the_command_line() {
         shop(&["pay", "c1"]).with_code(0).object("shop-pay")["outcome"],
         "already_paid"
     );
+    let unknown = ["fail", "c1", "--operation", "Replenish"];
+    shop(&unknown)
+        .with_code(3)
+        .saying("CancelOrder, ReopenOrder, ReplenishStock, WithdrawStock");
+    shop(&[&fault[..4], &["--times", "0"]].concat()).with_code(2);
+    let paid = run(lapse_with(&live.config, &["shop", "pay", "c1"])).with_code(0);
+    assert_eq!(paid.stdout, "order c1 was paid before\n");
     let shown = shop(&["show", "c1"]).with_code(0).object("shop-show");
     assert_eq!(
         (&shown["status"], &shown["holds"][0]["state"]),

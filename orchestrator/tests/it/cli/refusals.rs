@@ -180,8 +180,10 @@ async fn what_is_not_there_is_exit_code_4() {
         &["alerts", "ack", "nonesuch"],
         &["shop", "show", "nonesuch"],
         &["shop", "pay", "nonesuch"],
+        &["shop", "fail", "nonesuch", "--operation", "CancelOrder"],
     ] {
         let ended = run(lapse_with(&config, args)).with_code(4);
+        assert_eq!(ended.stdout, "");
         assert!(ended.stderr.starts_with("lapse: "), "{}", ended.stderr);
     }
 }
