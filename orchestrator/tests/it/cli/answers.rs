@@ -147,7 +147,25 @@ async fn the_reference_shop_is_worked_from_the_command_line() {
 }
 
 #[test]
+fn a_reader_that_has_read_enough_is_no_failure_and_a_full_disk_is_one() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let mut unread = lapse(&["validate"]);
+    unread.stdout(writer);
+    let ended = run(unread).with_code(0);
+    assert_eq!(ended.stderr, "");
+    let full = std::fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .expect("the kernel has it");
+    let mut unwritten = lapse(&["validate"]);
+    unwritten.stdout(full);
+    run(unwritten).with_code(1).saying("write to stdout");
+}
+
+#[test]
 fn a_usage_mistake_is_exit_code_2() {
+    run(lapse(&["verify", "--since", "yesterday"])).with_code(2);
     run(lapse(&["cancel"])).with_code(2);
     run(lapse(&["list", "--limit", "0"])).with_code(2);
     run(lapse(&["show"])).with_code(2);
