@@ -6,6 +6,7 @@
 //! Exit codes: 0 ok, 1 failed, 2 usage, 3 invalid input, 4 not found, 5 conflict, 6 not authorised, 7 partly done,
 //! 8 unreachable.
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -239,9 +240,13 @@ pub(crate) fn init_logs(config: &Config) -> anyhow::Result<()> {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_new(&config.log.filter)
         .map_err(|error| Exit::Invalid(format!("log.filter {:?}: {error}", config.log.filter)))?;
-    let logs = tracing_subscriber::fmt()
+    let mut logs = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
+    // On a terminal NO_COLOR decides, as it does by default.
+    if !std::io::stderr().is_terminal() {
+        logs = logs.with_ansi(false);
+    }
     match config.log.format {
         LogFormat::Text => logs.init(),
         LogFormat::Json => logs.json().flatten_event(true).init(),

@@ -202,6 +202,12 @@ async fn verify_says_ok_of_no_empty_database() {
 #[test]
 fn what_does_not_answer_is_exit_code_8_within_seconds() {
     let config = nowhere();
+    let (_, place) = config.postgres.url.split_once('@').expect("a user");
+    let addresses = [
+        place.trim_end_matches("/lapse").to_owned(),
+        config.kafka.brokers.clone(),
+        config.http.listen.to_string(),
+    ];
     let programs: Vec<_> = [
         &["list"][..],
         &["show", "--order", "o1"],
@@ -230,8 +236,48 @@ fn what_does_not_answer_is_exit_code_8_within_seconds() {
     for (args, program) in programs {
         let (ended, took) = program.join().expect("the program was started");
         assert_eq!(ended.code, 8, "{args:?}: {}", ended.stderr);
+        let named = addresses
+            .iter()
+            .any(|address| ended.stderr.contains(address));
+        assert!(named, "{args:?} names no address: {}", ended.stderr);
+        assert!(
+            !ended.stderr.contains('\x1b'),
+            "{args:?} colours what is no terminal"
+        );
         assert!(took < Duration::from_secs(15), "{args:?} took {took:?}");
     }
+}
+
+#[test]
+fn kafka_that_does_not_answer_is_named_with_its_setting() {
+    let config = nowhere();
+    run(lapse_with(&config, &["topics", "check"]))
+        .with_code(8)
+        .saying(&config.kafka.brokers)
+        .saying("is kafka.brokers right?");
+}
+
+#[tokio::test]
+async fn a_refused_log_in_is_exit_code_6_and_a_missing_database_is_to_be_created() {
+    let mut config = config(&TestDatabase::create().await);
+    let url = config.postgres.url.clone();
+    let (_, place) = url.rsplit_once('@').expect("a user is in the URL");
+    let stranger = uuid::Uuid::now_v7().simple().to_string();
+    config.postgres.url = format!("postgres://{stranger}:hushed@{place}");
+    for args in [&["list"][..], &["migrate"], &["shop", "show", "o1"]] {
+        let ended = run(lapse_with(&config, args))
+            .with_code(6)
+            .saying("not authorised");
+        assert!(!ended.stderr.contains("hushed"), "{}", ended.stderr);
+    }
+    let (server, _) = url.rsplit_once('/').expect("a database is in the URL");
+    config.postgres.url = format!("{server}/{stranger}");
+    for args in [&["list"][..], &["migrate"], &["shop", "show", "o1"]] {
+        let ended = run(lapse_with(&config, args)).saying("create the database first");
+        assert!(!ended.stderr.contains("lapse migrate"), "{}", ended.stderr);
+    }
+    let ended = run(lapse_with(&config, &["list"])).with_code(1);
+    assert!(!ended.stderr.contains(" at line "), "{}", ended.stderr);
 }
 
 #[tokio::test]
