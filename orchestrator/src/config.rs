@@ -1,4 +1,5 @@
 //! Settings: defaults < TOML file < environment (`LAPSE__SECTION__KEY`) < flags. Unknown keys are refused.
+//! Lists are separated by commas where a setting is one text.
 //!
 //! Relies on the `config` crate for layering. Never: reads the environment anywhere else.
 
@@ -11,6 +12,11 @@ use lapse_sagas::Span;
 use serde::{Deserialize, Serialize};
 
 use crate::store::db;
+
+mod check;
+mod layers;
+#[cfg(test)]
+mod tests;
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -66,7 +72,9 @@ pub struct Kafka {
     pub partitions: i32,
     /// Replicas of them; -1: the brokers' default.
     pub replication: i32,
-    /// More settings for librdkafka, as it names them (`security.protocol`, …).
+    /// More settings for librdkafka, as it names them (`security.protocol`, …). In the environment an underscore stands
+    /// for the dot: `LAPSE__KAFKA__PROPERTIES__SECURITY_PROTOCOL`.
+    #[serde(deserialize_with = "layers::properties")]
     pub properties: BTreeMap<String, String>,
 }
 
@@ -235,14 +243,14 @@ pub fn load(file: Option<&Path>, flags: &[(String, String)]) -> anyhow::Result<C
     let mut builder = ::config::Config::builder()
         .add_source(defaults)
         .add_source(file.format(::config::FileFormat::Toml));
-    for (key, value) in environment()? {
+    for (key, text) in layers::environment(std::env::vars_os())? {
         builder = builder
-            .set_override(&key, value)
+            .set_override(&key, layers::value(&key, &text)?)
             .with_context(|| format!("set {key} from the environment"))?;
     }
-    for (key, value) in flags {
+    for (key, text) in flags {
         builder = builder
-            .set_override(key, value.clone())
+            .set_override(key, layers::value(key, text)?)
             .with_context(|| format!("set {key} from a flag"))?;
     }
     let config: Config = builder
@@ -254,63 +262,7 @@ pub fn load(file: Option<&Path>, flags: &[(String, String)]) -> anyhow::Result<C
     Ok(config)
 }
 
-/// The layer of the environment: `LAPSE__KAFKA__BROKERS`, and the names other tools use too.
-fn environment() -> anyhow::Result<Vec<(String, String)>> {
-    let mut layer = Vec::new();
-    for (name, key) in [
-        ("DATABASE_URL", "postgres.url"),
-        ("KAFKA_BROKERS", "kafka.brokers"),
-        ("RUST_LOG", "log.filter"),
-    ] {
-        if let Ok(value) = std::env::var(name) {
-            layer.push((key.to_owned(), value));
-        }
-    }
-    for (name, value) in std::env::vars() {
-        let Some(rest) = name.strip_prefix("LAPSE__") else {
-            continue;
-        };
-        let parts: Vec<String> = rest.split("__").map(str::to_ascii_lowercase).collect();
-        anyhow::ensure!(
-            parts.len() == 2 && parts.iter().all(|part| !part.is_empty()),
-            "environment variable {name} is not LAPSE__SECTION__KEY"
-        );
-        layer.push((parts.join("."), value));
-    }
-    Ok(layer)
-}
-
 impl Config {
-    fn check(&self) -> anyhow::Result<()> {
-        anyhow::ensure!(
-            self.http.listen.ip().is_loopback(),
-            "http.listen is {}: without tokens Lapse listens on loopback only; use 127.0.0.1 and a proxy that knows who may",
-            self.http.listen
-        );
-        anyhow::ensure!(
-            !self.kafka.buckets.is_empty(),
-            "kafka.buckets is empty; name at least one delay, such as [\"1m\"]"
-        );
-        anyhow::ensure!(
-            self.kafka.buckets.is_sorted_by(|a, b| a < b),
-            "kafka.buckets must ascend without repetition"
-        );
-        anyhow::ensure!(
-            (1..=5_000).contains(&self.executor.batch_max),
-            "executor.batch_max is {}; between 1 and 5000 it is a batch",
-            self.executor.batch_max
-        );
-        anyhow::ensure!(
-            self.executor.slots >= 1,
-            "executor.slots must be at least 1"
-        );
-        anyhow::ensure!(
-            self.postgres.writers >= 2 && self.postgres.readers >= 1,
-            "postgres.writers must be at least 2 and postgres.readers at least 1"
-        );
-        Ok(())
-    }
-
     /// The name under which this process is a member of the group.
     pub fn instance_id(&self) -> String {
         if !self.kafka.instance_id.is_empty() {

@@ -2,6 +2,9 @@
 //!
 //! Relies on the body being a struct or an object. Never: prints both.
 
+use std::io::{self, Write};
+
+use anyhow::Context as _;
 use serde::Serialize;
 
 use super::Output;
@@ -21,17 +24,24 @@ pub(super) fn print(
     body: &impl Serialize,
     text: impl FnOnce() -> String,
 ) -> anyhow::Result<()> {
-    match output {
-        Output::Text => println!("{}", text().trim_end()),
-        Output::Json => {
-            let answer = Answer {
-                format: format!("lapse-{verb}/v1"),
-                body,
-            };
-            println!("{}", serde_json::to_string_pretty(&answer)?);
-        }
+    let text = match output {
+        Output::Text => text(),
+        Output::Json => serde_json::to_string_pretty(&Answer {
+            format: format!("lapse-{verb}/v1"),
+            body,
+        })?,
+    };
+    match write(text.trim_end()) {
+        // Whoever read has read enough, as `head` does.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("write to stdout"),
     }
-    Ok(())
+}
+
+fn write(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{text}")?;
+    stdout.flush()
 }
 
 /// A table without ruled lines.

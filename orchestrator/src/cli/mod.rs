@@ -6,6 +6,7 @@
 //! Exit codes: 0 ok, 1 failed, 2 usage, 3 invalid input, 4 not found, 5 conflict, 6 not authorised, 7 partly done,
 //! 8 unreachable.
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -15,6 +16,7 @@ use lapse_participants::kit::CallError;
 use crate::config::{self, Config, LogFormat};
 use crate::kafka;
 use crate::service::Unfit;
+use crate::store::{self, db};
 use crate::store;
 
 mod answer;
@@ -104,6 +106,9 @@ pub(crate) enum Exit {
     /// It is not in a state that allows this: 5.
     #[error("{0}")]
     Conflict(String),
+    /// The other side knows us not, or lets us not: 6.
+    #[error("{0}")]
+    NotAuthorised(String),
     /// The other side does not answer: 8.
     #[error("{0}")]
     Unreachable(String),
@@ -115,6 +120,7 @@ impl Exit {
             Exit::Invalid(_) => 3,
             Exit::NotFound(_) => 4,
             Exit::Conflict(_) => 5,
+            Exit::NotAuthorised(_) => 6,
             Exit::Unreachable(_) => 8,
         }
     }
@@ -202,14 +208,26 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     if let Some(exit) = error.chain().find_map(|cause| cause.downcast_ref::<Exit>()) {
         return exit.code();
     }
-    if error.chain().any(|cause| cause.is::<Unfit>()) {
+    if error.chain().any(is_unreachable) {
+        return 8;
+    }
+    if error.chain().any(is_setting) {
         return 3;
     }
-    if error.chain().any(is_unreachable) {
-        8
-    } else {
-        1
+    if error.chain().any(is_refused) {
+        return 6;
     }
+    1
+}
+
+/// Kafka's client does not take a setting, or the process could not work with the settings.
+fn is_setting(cause: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(cause.downcast_ref(), Some(kafka::Error::Settings(_))) || cause.is::<Unfit>()
+}
+
+/// Postgres does not let us in.
+fn is_refused(cause: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(cause.downcast_ref(), Some(store::Error::Defect(words)) if words.starts_with(db::NOT_AUTHORISED))
 }
 
 /// Postgres, the shop's Postgres, or Kafka does not answer.
@@ -224,9 +242,13 @@ pub(crate) fn init_logs(config: &Config) -> anyhow::Result<()> {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_new(&config.log.filter)
         .map_err(|error| Exit::Invalid(format!("log.filter {:?}: {error}", config.log.filter)))?;
-    let logs = tracing_subscriber::fmt()
+    let mut logs = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
+    // On a terminal NO_COLOR decides, as it does by default.
+    if !std::io::stderr().is_terminal() {
+        logs = logs.with_ansi(false);
+    }
     match config.log.format {
         LogFormat::Text => logs.init(),
         LogFormat::Json => logs.json().flatten_event(true).init(),

@@ -9,11 +9,19 @@ use serde_json::json;
 
 use super::{Context, Exit, answer};
 use crate::service;
-use crate::store::Store;
 use crate::store::pg::PgStore;
+use crate::store::{Store, db};
 
 /// So many units arrive of what the shop never had.
 const FIRST_STOCK: u32 = 1_000;
+
+/// What can be made to go wrong.
+const OPERATIONS: [&str; 4] = [
+    "CancelOrder",
+    "ReopenOrder",
+    "ReplenishStock",
+    "WithdrawStock",
+];
 
 /// What to do with the shop.
 #[derive(clap::Subcommand)]
@@ -77,7 +85,7 @@ pub(super) struct Fail {
     #[arg(long, default_value = "failed")]
     answer: Answer,
     /// How many times.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..))]
     times: i32,
 }
 
@@ -94,12 +102,24 @@ pub(super) struct Stock {
 
 pub(super) async fn run(context: Context, command: Command) -> anyhow::Result<()> {
     let shop = Shop::new(service::shop_database(&context.config)?);
-    match command {
+    let ended = match command {
         Command::Place(args) => place(&context, &shop, args).await,
         Command::Pay(which) => pay(&context, &shop, &which.order()).await,
         Command::Show(which) => show(&context, &shop, &which.order()).await,
         Command::Fail(args) => fail(&context, &shop, &args).await,
         Command::Stock(args) => stock(&context, &shop, &args).await,
+    };
+    ended.map_err(|error| at(context.config.shop_url(), error))
+}
+
+/// Names the address where nobody answers.
+fn at(url: &str, error: anyhow::Error) -> anyhow::Error {
+    match (error.downcast::<Exit>(), url.parse()) {
+        (Ok(Exit::Unreachable(words)), Ok(options)) => {
+            Exit::Unreachable(format!("{}: {words}", db::address(&options))).into()
+        }
+        (Ok(other), _) => other.into(),
+        (Err(other), _) => other,
     }
 }
 
@@ -161,20 +181,21 @@ fn parse_line(text: &str) -> Result<Line, Exit> {
 }
 
 async fn pay(context: &Context, shop: &Shop, order: &OrderRef) -> anyhow::Result<()> {
+    let order_id = &order.order_id;
     let outcome = shop.pay(order).await.map_err(unreachable)?;
-    let body = json!({ "order_id": order.order_id, "outcome": outcome });
+    let words = match outcome {
+        PayOutcome::Paid => "is paid now",
+        PayOutcome::AlreadyPaid => "was paid before",
+        PayOutcome::OrderCancelled => {
+            let words = format!("order {order_id} is cancelled; take no money for it");
+            return Err(Exit::Conflict(words).into());
+        }
+        PayOutcome::UnknownOrder => return Err(unknown(order).into()),
+    };
+    let body = json!({ "order_id": order_id, "outcome": outcome });
     answer::print(context.output, "shop-pay", &body, || {
-        format!("order {}: {outcome:?}", order.order_id)
-    })?;
-    match outcome {
-        PayOutcome::Paid | PayOutcome::AlreadyPaid => Ok(()),
-        PayOutcome::OrderCancelled => Err(Exit::Conflict(format!(
-            "order {} is cancelled; take no money for it",
-            order.order_id
-        ))
-        .into()),
-        PayOutcome::UnknownOrder => Err(unknown(order).into()),
-    }
+        format!("order {order_id} {words}")
+    })
 }
 
 async fn show(context: &Context, shop: &Shop, order: &OrderRef) -> anyhow::Result<()> {
@@ -217,17 +238,33 @@ pub(super) fn words(view: &OrderView) -> String {
 
 async fn fail(context: &Context, shop: &Shop, args: &Fail) -> anyhow::Result<()> {
     let order = args.which.order();
+    if !OPERATIONS.contains(&args.operation.as_str()) {
+        return Err(Exit::Invalid(format!(
+            "--operation {}: there are {}",
+            args.operation,
+            OPERATIONS.join(", ")
+        ))
+        .into());
+    }
+    shop.show(&order)
+        .await
+        .map_err(unreachable)?
+        .ok_or_else(|| unknown(&order))?;
     shop.set_fault(&order, &args.operation, args.answer, args.times)
         .await
         .map_err(unreachable)?;
     let body = json!({ "order_id": order.order_id, "operation": args.operation, "answer": args.answer, "times": args.times });
     answer::print(context.output, "shop-fail", &body, || {
         format!(
-            "{} of order {} answers {} {} times",
+            "{} of order {} answers {} the next {}",
             args.operation,
             order.order_id,
             args.answer.name(),
-            args.times
+            if args.times == 1 {
+                "time".to_owned()
+            } else {
+                format!("{} times", args.times)
+            }
         )
     })
 }
@@ -255,6 +292,13 @@ fn unknown(order: &OrderRef) -> Exit {
 fn unreachable(error: CallError) -> Exit {
     match error {
         CallError::Data(_) => Exit::Invalid(error.to_string()),
+        // The SQLSTATE is part of the words.
+        CallError::Configuration(words) if words.contains("(SQLSTATE 28") => {
+            Exit::NotAuthorised(format!("the shop's database: not authorised: {words}"))
+        }
+        CallError::Configuration(words) if words.contains("(SQLSTATE 3D000)") => Exit::Invalid(
+            format!("the shop's database: {words}; create the database first"),
+        ),
         CallError::Configuration(_) => Exit::Invalid(format!(
             "{error}; run: lapse migrate --set shop.enabled=true"
         )),

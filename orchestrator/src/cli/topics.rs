@@ -19,9 +19,7 @@ pub(super) async fn run(context: Context, command: Command) -> anyhow::Result<()
     let mut created = Vec::new();
     if let Command::Create = command {
         let settings = context.config.kafka_settings();
-        created = topics::create(&settings)
-            .await
-            .map_err(|error| Exit::Unreachable(error.to_string()))?;
+        created = topics::create(&settings).await?;
     }
     check(&context.config).await?;
     let verb = if matches!(command, Command::Create) {
@@ -33,21 +31,19 @@ pub(super) async fn run(context: Context, command: Command) -> anyhow::Result<()
         context.output,
         verb,
         &json!({ "ok": true, "created": created }),
-        || {
-            let made: Vec<String> = created
-                .iter()
-                .map(|topic| format!("created {topic}"))
-                .collect();
-            format!("{}\nthe topics are as they should be", made.join("\n"))
-        },
+        || words(&created),
     )
+}
+
+fn words(created: &[String]) -> String {
+    let created = created.iter().map(|topic| format!("created {topic}\n"));
+    let created: String = created.collect();
+    format!("{created}the topics are as they should be")
 }
 
 /// Refuses topics that would lose timers.
 pub(super) async fn check(config: &Config) -> anyhow::Result<()> {
-    let problems = topics::check(&config.kafka_settings())
-        .await
-        .map_err(|error| Exit::Unreachable(error.to_string()))?;
+    let problems = topics::check(&config.kafka_settings()).await?;
     if problems.is_empty() {
         return Ok(());
     }
@@ -57,4 +53,17 @@ pub(super) async fn check(config: &Config) -> anyhow::Result<()> {
         lines.join("\n")
     ))
     .into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::words;
+
+    #[test]
+    fn there_is_a_line_for_each_topic_and_none_that_is_empty() {
+        let verdict = "the topics are as they should be";
+        assert_eq!(words(&[]), verdict);
+        let made = words(&["a".to_owned(), "b".to_owned()]);
+        assert_eq!(made, format!("created a\ncreated b\n{verdict}"));
+    }
 }

@@ -1,11 +1,16 @@
 //! `lapse verify`: recomputes the promises from the tables. Exit code 1 if one is broken or nothing could be checked.
 
+use std::str::FromStr;
+
 use anyhow::bail;
-use chrono::TimeDelta;
+use chrono::DateTime;
 use lapse_participants::audit::Bounds;
-use lapse_sagas::Span;
+use lapse_sagas::{Span, Timestamp};
 
 use super::{Context, answer};
+use crate::service;
+use crate::store::Store;
+use crate::store::pg::PgStore;
 use crate::verify::{self, Report};
 
 /// Flags of `lapse verify`.
@@ -14,14 +19,45 @@ pub(super) struct Args {
     /// How late an order may be cancelled; widen it by the length of an outage that you know of.
     #[arg(long, default_value = "30s")]
     late_after: Span,
+    /// Only orders placed from then on: a time such as 2026-01-31T12:00:00Z, or a length of time before now, such as 1h.
+    /// Stock and the coordinator's own tables are always recomputed as a whole.
+    #[arg(long)]
+    since: Option<Since>,
+}
+
+/// From when on.
+#[derive(Clone, Copy)]
+enum Since {
+    At(Timestamp),
+    Ago(Span),
+}
+
+impl FromStr for Since {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(at) = DateTime::parse_from_rfc3339(text) {
+            return Ok(Since::At(at.to_utc()));
+        }
+        text.parse().map(Since::Ago).map_err(|_| {
+            "write a time such as 2026-01-31T12:00:00Z, or a length of time such as 1h".to_owned()
+        })
+    }
 }
 
 pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
-    let late_after: TimeDelta = args.late_after.delta();
-    let bounds = Bounds {
-        late_after,
+    let mut bounds = Bounds {
+        late_after: args.late_after.delta(),
         ..Bounds::default()
     };
+    match args.since {
+        None => {}
+        Some(Since::At(at)) => bounds.since = at,
+        Some(Since::Ago(span)) => {
+            let store = PgStore::new(service::database(&context.config)?);
+            bounds.since = store.now().await? - span.delta();
+        }
+    }
     let report = verify::run(&context.config, &bounds).await?;
     answer::print(context.output, "verify", &report, || words(&report))?;
     if !report.ok {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use lapse_sagas::Span;
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::error::KafkaError;
 
 use super::Error;
 use crate::timer::{Buckets, Limits, name};
@@ -99,6 +100,23 @@ impl Settings {
         }
     }
 
+    /// Everything about these settings that would be refused when the bus starts.
+    ///
+    /// # Errors
+    /// [`Error::Settings`] without any value: it may be a password.
+    pub fn check(&self) -> Result<(), Error> {
+        self.checked_buckets()?;
+        for config in [self.consumer_config()?, self.producer_config()?] {
+            config.create_native_config().map_err(|error| {
+                Error::Settings(match error {
+                    KafkaError::ClientConfig(_, words, ..) => format!("kafka.properties: {words}"),
+                    other => other.to_string(),
+                })
+            })?;
+        }
+        Ok(())
+    }
+
     /// Full name of a topic by its short one, such as `schedule`.
     pub fn topic(&self, short: &str) -> String {
         format!("{}{short}", self.prefix)
@@ -136,13 +154,13 @@ impl Settings {
             .ok()
             .filter(|partitions| *partitions > 0);
         let partitions = partitions
-            .ok_or_else(|| Error::Settings("partitions must be at least 1".into()))?
+            .ok_or_else(|| Error::Settings("kafka.partitions must be at least 1".into()))?
             * inputs;
         let share_kb = self.memory_mb * 1_024 / partitions;
         if share_kb / 4 < LEAST_PREFETCH_KB {
             let least_mb = (4 * LEAST_PREFETCH_KB * partitions).div_ceil(1_024);
             return Err(Error::Settings(format!(
-                "memory_mb = {} is too little for {partitions} partitions; give at least {least_mb}",
+                "kafka.memory_mb is {}, too little for {partitions} partitions of all inputs; give at least {least_mb}",
                 self.memory_mb
             )));
         }
@@ -242,7 +260,7 @@ impl Settings {
             let name = name.strip_prefix(own).unwrap_or(name);
             if FIXED.contains(&name) {
                 return Err(Error::Settings(format!(
-                    "{name} can't be changed, the guarantees rest on it; take it out of the extra properties"
+                    "{name} can't be changed, the guarantees rest on it; take it out of kafka.properties"
                 )));
             }
             config.set(name, value);

@@ -86,7 +86,7 @@ pub async fn create(settings: &Settings) -> Result<Vec<String>, Error> {
     let results = admin
         .create_topics(&new, &options())
         .await
-        .map_err(|e| broker("create topics", &e))?;
+        .map_err(|e| broker(settings, "create topics", &e))?;
     let mut created = Vec::new();
     for result in results {
         match result {
@@ -132,7 +132,7 @@ pub async fn check(settings: &Settings) -> Result<Vec<Problem>, Error> {
     let described = admin
         .describe_configs(&resources, &options())
         .await
-        .map_err(|e| broker("describe topics", &e))?;
+        .map_err(|e| broker(settings, "describe topics", &e))?;
     for resource in described {
         let resource = resource.map_err(|code| Error::Broker {
             doing: "describe topics".into(),
@@ -156,7 +156,13 @@ pub fn create_embedded<C: ClientContext>(
     for topic in wanted(settings) {
         match cluster.create_topic(&topic.name, topic.partitions, 1) {
             Ok(()) | Err(KafkaError::MockCluster(RDKafkaErrorCode::TopicAlreadyExists)) => {}
-            Err(e) => return Err(broker(&format!("create topic {}", topic.name), &e)),
+            Err(e) => {
+                return Err(broker(
+                    settings,
+                    &format!("create topic {}", topic.name),
+                    &e,
+                ));
+            }
         }
     }
     Ok(())
@@ -244,7 +250,7 @@ async fn partitions(settings: &Settings) -> Result<BTreeMap<String, i32>, Error>
                 doing: "list topics".into(),
                 error: e.to_string(),
             })?;
-    fetched.map_err(|e| broker("list topics", &e))
+    fetched.map_err(|e| broker(settings, "list topics", &e))
 }
 
 /// Brokers learn of a new topic one after the other.
@@ -276,9 +282,32 @@ fn options() -> AdminOptions {
         .operation_timeout(Some(PATIENCE))
 }
 
-fn broker(doing: &str, error: &KafkaError) -> Error {
+fn broker(settings: &Settings, doing: &str, error: &KafkaError) -> Error {
+    let code = match error {
+        KafkaError::AdminOp(code) => Some(*code),
+        other => other.rdkafka_error_code(),
+    };
+    let unreachable = matches!(
+        code,
+        Some(
+            RDKafkaErrorCode::BrokerTransportFailure
+                | RDKafkaErrorCode::AllBrokersDown
+                | RDKafkaErrorCode::Resolve
+                | RDKafkaErrorCode::OperationTimedOut
+                | RDKafkaErrorCode::MessageTimedOut
+                | RDKafkaErrorCode::RequestTimedOut
+        )
+    );
+    let error = if unreachable {
+        format!(
+            "kafka does not answer at {}: {error}; is kafka.brokers right?",
+            settings.brokers
+        )
+    } else {
+        error.to_string()
+    };
     Error::Broker {
         doing: doing.into(),
-        error: error.to_string(),
+        error,
     }
 }

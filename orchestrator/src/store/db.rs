@@ -27,6 +27,9 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a transaction that lost a deadlock is run.
 const MAX_RUNS: u32 = 6;
 
+/// How the words of a refused log-in begin.
+pub(crate) const NOT_AUTHORISED: &str = "not authorised by postgres";
+
 /// The coordinator's database.
 #[derive(Clone)]
 pub struct Db {
@@ -142,7 +145,8 @@ impl Db {
     {
         let options = self.options.clone();
         let task = async move {
-            let mut connection = options.connect().await?;
+            let connected = options.connect().await;
+            let mut connection = connected.map_err(|error| at(&options, error.into()))?;
             let result = work(&mut connection).await;
             connection.close().await?;
             result
@@ -175,9 +179,25 @@ impl Db {
         let (pool, repeats) = (pool.clone(), Arc::clone(&self.repeats));
         let task = async move { repeated(&pool, frame, &repeats, &work).await };
         match tokio::spawn(task.in_current_span()).await {
-            Ok(result) => result,
+            Ok(result) => result.map_err(|error| at(&self.options, error)),
             Err(error) => Err(Error::Defect(format!("a transaction panicked: {error}"))),
         }
+    }
+}
+
+/// Names the address where nobody answers.
+fn at(options: &PgConnectOptions, error: Error) -> Error {
+    match error {
+        Error::Unreachable(words) => Error::Unreachable(format!("{}: {words}", address(options))),
+        other => other,
+    }
+}
+
+/// Where Postgres is asked.
+pub(crate) fn address(options: &PgConnectOptions) -> String {
+    match options.get_socket() {
+        Some(folder) => folder.display().to_string(),
+        None => format!("{}:{}", options.get_host(), options.get_port()),
     }
 }
 
@@ -248,7 +268,7 @@ where
             }
         };
         repeats.fetch_add(1, Ordering::Relaxed);
-        warn!(runs, dead, %error, "transaction is repeated");
+        warn!(runs, dead, error = words(&error), "transaction is repeated");
     }
 }
 
@@ -344,9 +364,17 @@ fn is_gone(error: &sqlx::Error) -> bool {
     }
 }
 
+/// Without the line in the source code of Postgres that sqlx adds.
+fn words(error: &sqlx::Error) -> String {
+    match error.as_database_error() {
+        Some(answer) => answer.message().to_owned(),
+        None => error.to_string(),
+    }
+}
+
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
-        let words = error.to_string();
+        let words = words(&error);
         match code(&error).as_deref() {
             // Time-outs of a statement, of a lock; a deadlock that was lost too often.
             Some("57014" | "55P03" | "40P01" | "40001") => Error::Slow(words),
@@ -354,6 +382,10 @@ impl From<sqlx::Error> for Error {
             Some("3F000" | "42P01" | "42703") => Error::Defect(format!(
                 "{words}; the tables are missing or older than this program, run: lapse migrate"
             )),
+            // No such database.
+            Some("3D000") => Error::Defect(format!("{words}; create the database first")),
+            // No such user, wrong password, or no right to connect.
+            Some("28000" | "28P01") => Error::Defect(format!("{NOT_AUTHORISED}: {words}")),
             _ if is_gone(&error) => Error::Unreachable(words),
             _ if is_about_data(&error) => Error::Data(words),
             _ => Error::Defect(words),

@@ -31,6 +31,14 @@ async fn every_command_prints_one_object_with_its_format_first() {
     json(&["migrate"], "migrate");
     assert_eq!(json(&["validate"], "validate")["ok"], true);
     assert_eq!(json(&["verify"], "verify")["ok"], true);
+    let looked_at = |args: &[&str]| -> i64 {
+        let report = json(args, "verify");
+        let checks = report["checks"].as_array().expect("a list").iter();
+        checks.filter_map(|check| check["checked"].as_i64()).sum()
+    };
+    let all = looked_at(&["verify"]);
+    assert_eq!(looked_at(&["verify", "--since", "1h"]), all);
+    assert!(looked_at(&["verify", "--since", "2999-01-01T00:00:00Z"]) < all);
     let list = json(&["list", "--state", "compensated"], "list");
     assert_eq!(list["sagas"][0]["order_id"], "undone");
     let show = json(&["show", "--order", "undone"], "show");
@@ -118,6 +126,13 @@ async fn the_reference_shop_is_worked_from_the_command_line() {
         shop(&["pay", "c1"]).with_code(0).object("shop-pay")["outcome"],
         "already_paid"
     );
+    let unknown = ["fail", "c1", "--operation", "Replenish"];
+    shop(&unknown)
+        .with_code(3)
+        .saying("CancelOrder, ReopenOrder, ReplenishStock, WithdrawStock");
+    shop(&[&fault[..4], &["--times", "0"]].concat()).with_code(2);
+    let paid = run(lapse_with(&live.config, &["shop", "pay", "c1"])).with_code(0);
+    assert_eq!(paid.stdout, "order c1 was paid before\n");
     let shown = shop(&["show", "c1"]).with_code(0).object("shop-show");
     assert_eq!(
         (&shown["status"], &shown["holds"][0]["state"]),
@@ -132,7 +147,25 @@ async fn the_reference_shop_is_worked_from_the_command_line() {
 }
 
 #[test]
+fn a_reader_that_has_read_enough_is_no_failure_and_a_full_disk_is_one() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let mut unread = lapse(&["validate"]);
+    unread.stdout(writer);
+    let ended = run(unread).with_code(0);
+    assert_eq!(ended.stderr, "");
+    let full = std::fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .expect("the kernel has it");
+    let mut unwritten = lapse(&["validate"]);
+    unwritten.stdout(full);
+    run(unwritten).with_code(1).saying("write to stdout");
+}
+
+#[test]
 fn a_usage_mistake_is_exit_code_2() {
+    run(lapse(&["verify", "--since", "yesterday"])).with_code(2);
     run(lapse(&["cancel"])).with_code(2);
     run(lapse(&["list", "--limit", "0"])).with_code(2);
     run(lapse(&["show"])).with_code(2);

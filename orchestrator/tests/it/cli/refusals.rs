@@ -1,5 +1,7 @@
 //! What is wrong is refused in words, with an exit code that says of what kind it is.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -77,10 +79,53 @@ fn a_wrong_value_is_refused_with_its_key() {
         ("log.format=xml", "format"),
         ("executor.batch_max=0", "executor.batch_max"),
         ("postgres.writers=1", "postgres.writers"),
+        ("postgres.url=mysql://127.0.0.1/lapse", "postgres.url"),
+        ("kafka.buckets=1m,soon", "buckets"),
     ] {
         run(lapse(&["validate", "--set", setting]))
             .with_code(3)
             .saying(key);
+    }
+}
+
+#[test]
+fn a_mistyped_variable_is_refused_and_those_of_others_do_no_harm() {
+    let mut mistyped = lapse(&["validate"]);
+    mistyped.env("LAPSE_KAFKA_BROKERS", "x");
+    run(mistyped).with_code(3).saying("LAPSE__KAFKA__BROKERS");
+    let mut foreign = lapse(&["validate"]);
+    foreign.env("FOREIGN", OsString::from_vec(vec![0xff]));
+    foreign.env("LAPSE_KAFKA_FROM", "x");
+    run(foreign).with_code(0);
+    let mut own = lapse(&["validate"]);
+    own.env("LAPSE__KAFKA__GROUP", OsString::from_vec(vec![0xff]));
+    run(own).with_code(3).saying("LAPSE__KAFKA__GROUP");
+}
+
+#[test]
+fn lists_and_properties_can_be_set_in_every_layer() {
+    let mut right = lapse(&[
+        "validate",
+        "--set",
+        "kafka.buckets=1m,5m",
+        "--set",
+        "kafka.properties.client.rack=a",
+    ]);
+    right.env("LAPSE__KAFKA__PROPERTIES__SOCKET_KEEPALIVE_ENABLE", "true");
+    right.env("LAPSE__DEFINITIONS__PATHS", "[\"a.yaml\"]");
+    run(right).with_code(0);
+}
+
+#[test]
+fn a_property_that_librdkafka_does_not_know_is_refused_by_every_command_without_its_value() {
+    let config = nowhere();
+    let setting = "kafka.properties.sasl.pasword=hushed";
+    for args in [&["topics", "create"][..], &["topics", "check"], &["run"]] {
+        let args = [args, &["--set", setting]].concat();
+        let ended = run(lapse_with(&config, &args))
+            .with_code(3)
+            .saying("sasl.pasword");
+        assert!(!ended.stderr.contains("hushed"), "{}", ended.stderr);
     }
 }
 
@@ -135,8 +180,10 @@ async fn what_is_not_there_is_exit_code_4() {
         &["alerts", "ack", "nonesuch"],
         &["shop", "show", "nonesuch"],
         &["shop", "pay", "nonesuch"],
+        &["shop", "fail", "nonesuch", "--operation", "CancelOrder"],
     ] {
         let ended = run(lapse_with(&config, args)).with_code(4);
+        assert_eq!(ended.stdout, "");
         assert!(ended.stderr.starts_with("lapse: "), "{}", ended.stderr);
     }
 }
@@ -155,6 +202,12 @@ async fn verify_says_ok_of_no_empty_database() {
 #[test]
 fn what_does_not_answer_is_exit_code_8_within_seconds() {
     let config = nowhere();
+    let (_, place) = config.postgres.url.split_once('@').expect("a user");
+    let addresses = [
+        place.trim_end_matches("/lapse").to_owned(),
+        config.kafka.brokers.clone(),
+        config.http.listen.to_string(),
+    ];
     let programs: Vec<_> = [
         &["list"][..],
         &["show", "--order", "o1"],
@@ -183,8 +236,48 @@ fn what_does_not_answer_is_exit_code_8_within_seconds() {
     for (args, program) in programs {
         let (ended, took) = program.join().expect("the program was started");
         assert_eq!(ended.code, 8, "{args:?}: {}", ended.stderr);
+        let named = addresses
+            .iter()
+            .any(|address| ended.stderr.contains(address));
+        assert!(named, "{args:?} names no address: {}", ended.stderr);
+        assert!(
+            !ended.stderr.contains('\x1b'),
+            "{args:?} colours what is no terminal"
+        );
         assert!(took < Duration::from_secs(15), "{args:?} took {took:?}");
     }
+}
+
+#[test]
+fn kafka_that_does_not_answer_is_named_with_its_setting() {
+    let config = nowhere();
+    run(lapse_with(&config, &["topics", "check"]))
+        .with_code(8)
+        .saying(&config.kafka.brokers)
+        .saying("is kafka.brokers right?");
+}
+
+#[tokio::test]
+async fn a_refused_log_in_is_exit_code_6_and_a_missing_database_is_to_be_created() {
+    let mut config = config(&TestDatabase::create().await);
+    let url = config.postgres.url.clone();
+    let (_, place) = url.rsplit_once('@').expect("a user is in the URL");
+    let stranger = uuid::Uuid::now_v7().simple().to_string();
+    config.postgres.url = format!("postgres://{stranger}:hushed@{place}");
+    for args in [&["list"][..], &["migrate"], &["shop", "show", "o1"]] {
+        let ended = run(lapse_with(&config, args))
+            .with_code(6)
+            .saying("not authorised");
+        assert!(!ended.stderr.contains("hushed"), "{}", ended.stderr);
+    }
+    let (server, _) = url.rsplit_once('/').expect("a database is in the URL");
+    config.postgres.url = format!("{server}/{stranger}");
+    for args in [&["list"][..], &["migrate"], &["shop", "show", "o1"]] {
+        let ended = run(lapse_with(&config, args)).saying("create the database first");
+        assert!(!ended.stderr.contains("lapse migrate"), "{}", ended.stderr);
+    }
+    let ended = run(lapse_with(&config, &["list"])).with_code(1);
+    assert!(!ended.stderr.contains(" at line "), "{}", ended.stderr);
 }
 
 #[tokio::test]

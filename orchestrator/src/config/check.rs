@@ -1,0 +1,104 @@
+//! What the settings may be. Whatever passes here, `lapse run` does not refuse later.
+//!
+//! Relies on [`crate::kafka::Settings::check`] for what only Kafka knows. Never: repeats a URL, it may hold a password.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+use anyhow::{Context, ensure};
+use lapse_sagas::Span;
+use sqlx::postgres::PgConnectOptions;
+
+use super::Config;
+
+impl Config {
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        self.check_postgres()?;
+        self.check_kafka()?;
+        ensure!(
+            self.http.listen.ip().is_loopback(),
+            "http.listen is {}: without tokens Lapse listens on loopback only; use 127.0.0.1 and a proxy that knows who may",
+            self.http.listen
+        );
+        let executor = &self.executor;
+        within("executor.batch_max", executor.batch_max, 1..=5_000)?;
+        within("executor.slots", executor.slots, 1..=64)?;
+        within("executor.held_max", executor.held_max, 1..=1_000_000)?;
+        ensure!(
+            executor.held_max >= executor.batch_max,
+            "executor.held_max is {}; allowed is executor.batch_max ({}) to 1000000",
+            executor.held_max,
+            executor.batch_max
+        );
+        let polls = Span::from_millis(10)..=Span::from_secs(5);
+        within("executor.poll", executor.poll, polls)?;
+        let sweeps = Span::from_secs(1)..=Span::from_secs(300);
+        within("sweep.every", self.sweep.every, sweeps)?;
+        within("shop.connections", self.shop.connections, 1..=200)
+    }
+
+    fn check_postgres(&self) -> anyhow::Result<()> {
+        check_url("postgres.url (or DATABASE_URL)", &self.postgres.url)?;
+        if !self.shop.url.is_empty() {
+            check_url("shop.url", &self.shop.url)?;
+        }
+        within("postgres.writers", self.postgres.writers, 2..=64)?;
+        within("postgres.readers", self.postgres.readers, 1..=64)
+    }
+
+    fn check_kafka(&self) -> anyhow::Result<()> {
+        let kafka = &self.kafka;
+        ensure!(
+            !kafka.brokers.trim().is_empty(),
+            "kafka.brokers is empty; write host:port, or more of them with commas"
+        );
+        ensure!(!kafka.group.is_empty(), "kafka.group is empty; name one");
+        let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        ensure!(
+            kafka.prefix.len() <= 200 && kafka.prefix.bytes().all(legal),
+            "kafka.prefix is {:?}; allowed are up to 200 letters, digits, dots, underscores and hyphens",
+            kafka.prefix
+        );
+        ensure!(
+            !kafka.buckets.is_empty(),
+            "kafka.buckets is empty; name at least one delay, such as [\"1m\"]"
+        );
+        ensure!(
+            kafka.buckets.is_sorted_by(|a, b| a < b),
+            "kafka.buckets must ascend without repetition"
+        );
+        within("kafka.partitions", kafka.partitions, 1..=1_000)?;
+        ensure!(
+            kafka.replication == -1 || (1..=32_767).contains(&kafka.replication),
+            "kafka.replication is {}; allowed is 1 to 32767, or -1 for the brokers' default",
+            kafka.replication
+        );
+        within("kafka.memory_mb", kafka.memory_mb, 16..=65_536)?;
+        Ok(self.kafka_settings().check()?)
+    }
+}
+
+fn within<T: PartialOrd + Display>(
+    key: &str,
+    value: T,
+    allowed: RangeInclusive<T>,
+) -> anyhow::Result<()> {
+    ensure!(
+        allowed.contains(&value),
+        "{key} is {value}; allowed is {} to {}",
+        allowed.start(),
+        allowed.end()
+    );
+    Ok(())
+}
+
+fn check_url(key: &str, url: &str) -> anyhow::Result<()> {
+    let form = || format!("{key} is not postgres://user:password@host:port/database");
+    ensure!(
+        url.starts_with("postgres://") || url.starts_with("postgresql://"),
+        "{}",
+        form()
+    );
+    url.parse::<PgConnectOptions>().with_context(form)?;
+    Ok(())
+}

@@ -1,0 +1,235 @@
+//! What is refused, in which words, and how texts become settings.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+
+use super::layers::{environment, value};
+use super::*;
+
+/// The settings that these flags give.
+fn with(flags: &[(&str, &str)]) -> anyhow::Result<Config> {
+    let mut builder =
+        ::config::Config::builder().add_source(::config::Config::try_from(&Config::default())?);
+    for (key, text) in flags {
+        builder = builder.set_override(key, value(key, text)?)?;
+    }
+    let config: Config = builder.build()?.try_deserialize()?;
+    config.check()?;
+    Ok(config)
+}
+
+fn variables(list: &[(&str, &str)]) -> anyhow::Result<Vec<(String, String)>> {
+    environment(list.iter().map(|(name, value)| (name.into(), value.into())))
+}
+
+fn pair(key: &str, value: &str) -> (String, String) {
+    (key.to_owned(), value.to_owned())
+}
+
+#[test]
+fn the_defaults_are_allowed() {
+    with(&[]).expect("nothing is wrong");
+}
+
+#[test]
+fn a_value_outside_its_range_is_refused_with_key_value_and_range() {
+    for (key, low, high, allowed) in [
+        ("executor.batch_max", "0", "5001", "1 to 5000"),
+        ("executor.slots", "0", "65", "1 to 64"),
+        ("executor.poll", "9ms", "5001ms", "10ms to 5s"),
+        ("sweep.every", "999ms", "301s", "1s to 5m"),
+        ("shop.connections", "0", "201", "1 to 200"),
+        ("postgres.writers", "1", "65", "2 to 64"),
+        ("postgres.readers", "0", "65", "1 to 64"),
+        ("kafka.partitions", "0", "1001", "1 to 1000"),
+        ("kafka.memory_mb", "15", "65537", "16 to 65536"),
+        ("executor.held_max", "0", "1000001", "to 1000000"),
+        ("kafka.replication", "0", "32768", "1 to 32767"),
+    ] {
+        for wrong in [low, high] {
+            let refused = with(&[(key, wrong)]).expect_err(key).to_string();
+            let says = format!("{key} is {wrong}; allowed is ");
+            assert!(refused.starts_with(&says), "{says}: {refused}");
+            assert!(refused.contains(allowed), "{allowed}: {refused}");
+        }
+    }
+}
+
+#[test]
+fn the_ends_of_every_range_are_allowed() {
+    for flags in [
+        &[("executor.batch_max", "1"), ("executor.held_max", "1")][..],
+        &[
+            ("executor.batch_max", "5000"),
+            ("executor.held_max", "5000"),
+        ],
+        &[("executor.held_max", "1000000")],
+        &[("executor.poll", "10ms"), ("sweep.every", "1s")],
+        &[("executor.poll", "5s"), ("sweep.every", "5m")],
+        &[("postgres.writers", "64"), ("postgres.readers", "64")],
+        &[("kafka.partitions", "1"), ("kafka.memory_mb", "16")],
+        &[("kafka.partitions", "1000"), ("kafka.memory_mb", "65536")],
+        &[(
+            "postgres.url",
+            "postgresql://somebody@db.example:5433/lapse",
+        )],
+        &[("postgres.url", "postgres:///lapse?host=/run/postgresql")],
+    ] {
+        with(flags).unwrap_or_else(|refused| panic!("{flags:?}: {refused:#}"));
+    }
+}
+
+#[test]
+fn what_the_coordinator_would_refuse_is_refused_at_once() {
+    for (flags, words) in [
+        (
+            &[("executor.held_max", "499")][..],
+            "executor.batch_max (500)",
+        ),
+        (&[("kafka.partitions", "1000")], "give at least 1125"),
+        (&[("kafka.buckets", "1ms")], "shorter than 100ms"),
+        (&[("kafka.buckets", "")], "kafka.buckets is empty"),
+        (&[("kafka.buckets", "5m,1m")], "ascend"),
+        (&[("kafka.brokers", " ")], "kafka.brokers is empty"),
+        (&[("kafka.group", "")], "kafka.group is empty"),
+        (&[("kafka.prefix", "no spaces.")], "kafka.prefix"),
+        (&[("kafka.properties.acks", "0")], "acks can't be changed"),
+        (&[("kafka.properties.no.such", "hushed")], "\"no.such\""),
+        (
+            &[("kafka.properties.consumer.fetch.min.bytes", "x")],
+            "fetch.min.bytes",
+        ),
+        (&[("postgres.url", "somewhere")], "postgres.url"),
+        (&[("postgres.url", "mysql://u:hushed@h/d")], "postgres.url"),
+        (
+            &[("postgres.url", "postgres://u:hushed@h:port/d")],
+            "postgres.url",
+        ),
+        (&[("shop.url", "http://u:hushed@h/d")], "shop.url"),
+    ] {
+        let refused = format!("{:#}", with(flags).expect_err(words));
+        assert!(refused.contains(words), "{words}: {refused}");
+        assert!(!refused.contains("hushed"), "{refused}");
+    }
+}
+
+#[test]
+fn lists_are_separated_by_commas_or_written_as_in_toml() {
+    for text in ["1m, 5m", "[\"1m\", \"5m\"]", "1m,5m,"] {
+        let buckets = with(&[("kafka.buckets", text)]).expect(text).kafka.buckets;
+        assert_eq!(buckets, [Span::from_secs(60), Span::from_secs(300)]);
+    }
+    let paths = |text| {
+        with(&[("definitions.paths", text)])
+            .expect(text)
+            .definitions
+            .paths
+    };
+    assert_eq!(paths("a.yaml,b c"), [Path::new("a.yaml"), Path::new("b c")]);
+    assert_eq!(paths("['a,b.yaml']"), [Path::new("a,b.yaml")]);
+    assert!(paths("").is_empty());
+    assert!(with(&[("kafka.buckets", "[1m")]).is_err());
+}
+
+#[test]
+fn properties_are_named_as_librdkafka_names_them() {
+    let properties = with(&[
+        ("kafka.properties.socket.keepalive.enable", "true"),
+        ("kafka.properties.consumer.fetch.min.bytes", "2"),
+    ])
+    .expect("both exist")
+    .kafka
+    .properties;
+    let expected = [
+        pair("consumer.fetch.min.bytes", "2"),
+        pair("socket.keepalive.enable", "true"),
+    ];
+    assert_eq!(properties, BTreeMap::from(expected));
+}
+
+#[test]
+fn a_file_may_quote_a_property_or_not_and_a_flag_wins() {
+    let file = "[properties]\n\"client.rack\" = \"a\"\nsocket.keepalive.enable = true\n\"linger.ms\" = 7\n";
+    let kafka: Kafka = ::config::Config::builder()
+        .add_source(::config::File::from_str(file, ::config::FileFormat::Toml))
+        .set_override("properties.client.rack", "b")
+        .and_then(|builder| builder.build())
+        .and_then(::config::Config::try_deserialize)
+        .expect("right");
+    let expected = [
+        pair("client.rack", "b"),
+        pair("linger.ms", "7"),
+        pair("socket.keepalive.enable", "true"),
+    ];
+    assert_eq!(kafka.properties, BTreeMap::from(expected));
+}
+
+#[test]
+fn variables_with_two_underscores_are_settings_and_win_over_shared_names() {
+    let layer = variables(&[
+        ("LAPSE__POSTGRES__URL", "own"),
+        ("DATABASE_URL", "shared"),
+        ("LAPSE__KAFKA__MEMORY_MB", "64"),
+        ("LAPSE__KAFKA__PROPERTIES__SECURITY_PROTOCOL", "plaintext"),
+    ])
+    .expect("all are right");
+    let expected = [
+        pair("postgres.url", "shared"),
+        pair("postgres.url", "own"),
+        pair("kafka.memory_mb", "64"),
+        pair("kafka.properties.security.protocol", "plaintext"),
+    ];
+    assert_eq!(layer, expected);
+}
+
+#[test]
+fn a_variable_that_looks_like_a_setting_is_refused_with_the_right_spelling() {
+    for (name, meant) in [
+        ("LAPSE_KAFKA_BROKERS", "LAPSE__KAFKA__BROKERS"),
+        ("LAPSE_KAFKA__BROKERS", "LAPSE__KAFKA__BROKERS"),
+        ("LAPSE_EXECUTOR_BATCH_MAX", "LAPSE__EXECUTOR__BATCH_MAX"),
+        (
+            "LAPSE_KAFKA_PROPERTIES_LINGER_MS",
+            "LAPSE__KAFKA__PROPERTIES__LINGER_MS",
+        ),
+        ("LAPSE__KAFKA_BROKERS", "LAPSE__SECTION__KEY"),
+        ("LAPSE__KAFKA__PROPERTIES__", "LAPSE__SECTION__KEY"),
+    ] {
+        let refused = variables(&[(name, "x")]).expect_err(name).to_string();
+        assert!(refused.contains(meant), "{name}: {refused}");
+    }
+}
+
+#[test]
+fn variables_of_others_are_left_alone() {
+    for (name, value) in [
+        ("LAPSE_TEST_KAFKA", "x"),
+        ("LAPSE_PG_BIN", "x"),
+        ("LAPSE_HOME", "x"),
+        ("LAPSE_PLANT", "x"),
+        ("LAPSE_SIMULATION_SEED", "1"),
+        ("LAPSE_KAFKA_FROM", "x"),
+        ("LAPSE_KAFKA_SERVICE_HOST", "10.0.0.1"),
+        ("LAPSE_KAFKA_PORT", "tcp://10.0.0.1:9092"),
+        ("LAPSE_KAFKA_PORT_9092_TCP_ADDR", "10.0.0.1"),
+        ("HOME", "x"),
+    ] {
+        assert_eq!(variables(&[(name, value)]).expect(name), []);
+    }
+}
+
+#[test]
+fn only_our_own_variables_must_be_utf_8() {
+    let odd = || OsString::from_vec(b"LAPSE__\xff".to_vec());
+    let read = |name: OsString, value: OsString| environment([(name, value)]);
+    assert_eq!(read("FOREIGN".into(), odd()).expect("not ours"), []);
+    let foreign = OsString::from_vec(b"FOREIGN\xff".to_vec());
+    assert_eq!(read(foreign, "x".into()).expect("not ours"), []);
+    assert!(read(odd(), "x".into()).is_err());
+    let refused = read("LAPSE__KAFKA__GROUP".into(), odd()).expect_err("ours");
+    assert!(
+        refused.to_string().contains("LAPSE__KAFKA__GROUP"),
+        "{refused}"
+    );
+    assert!(read("DATABASE_URL".into(), odd()).is_err());
+}
