@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::bail;
 use serde_json::json;
 
-use super::{Context, answer, init_logs, run, verify};
-use crate::dev::{Dev, Options, Report};
+use super::{Context, Exit, answer, init_logs, run, verify};
+use crate::dev::{self, Dev, Options, Report};
 use crate::metrics;
 
 /// Flags of `lapse dev`.
@@ -38,7 +38,9 @@ pub(super) async fn run(mut context: Context, args: Args) -> anyhow::Result<()> 
         orders: usize::from(args.orders),
         seed,
     };
-    let dev = Dev::start(&options, context.config.clone(), metrics::install()?).await?;
+    let dev = Dev::start(&options, context.config.clone(), metrics::install()?)
+        .await
+        .map_err(tell_conflict)?;
     let report = dev.stream(&options).await;
     if args.once {
         dev.stop().await;
@@ -51,6 +53,13 @@ pub(super) async fn run(mut context: Context, args: Args) -> anyhow::Result<()> 
     }
     dev.stop().await;
     report.map(drop)
+}
+
+fn tell_conflict(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast_ref() {
+        Some(dev::Error::Running(_)) => Exit::Conflict(error.to_string()).into(),
+        None => error,
+    }
 }
 
 /// With somebody's own orders between them the stream's need not add up, so only `--once` judges.
