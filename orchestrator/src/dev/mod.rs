@@ -17,6 +17,7 @@ use crate::config::Config;
 use crate::service::{self, Service};
 
 pub mod broker;
+mod leftovers;
 mod lock;
 pub mod postgres;
 mod report;

@@ -64,6 +64,33 @@ async fn a_dev_once_that_is_told_to_stop_is_no_success_and_leaves_no_postgres() 
     assert!(!home.is_served());
 }
 
+#[tokio::test]
+async fn what_a_killed_dev_left_is_stopped_and_finished_and_not_counted() {
+    let home = Home::new();
+    let mut killed = home.dev(&["--orders", "60"]);
+    // The third order's stock step fails four times: its alert and its saga outlive the process.
+    home.says("(2/").await;
+    killed.0.kill().expect("it can be killed");
+    killed.ended().await;
+    let orphan = home.server().expect("the address file names it");
+    assert!(answers(orphan), "its Postgres outlives it");
+
+    let ended = run(home.command(&["--once", "--orders", "10", "--seed", "7", "-o", "json"]))
+        .with_code(0)
+        .saying("an earlier run left ")
+        .saying("has come to rest");
+
+    let report = ended.object("dev");
+    assert_eq!(report["ok"], true);
+    assert_eq!(report["orders"], 10);
+    assert_eq!(report["compensated"], 1);
+    assert_eq!(report["alerts"], 1);
+    let others = report["stock"]["taken_by_others"].as_str().expect("text");
+    assert_eq!(others.parse(), Ok(rust_decimal::Decimal::ZERO), "{report}");
+    assert!(!answers(orphan), "the orphan is stopped");
+    assert!(!home.is_served());
+}
+
 fn answers(port: u16) -> bool {
     TcpStream::connect(("127.0.0.1", port)).is_ok()
 }
