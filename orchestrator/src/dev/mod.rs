@@ -17,6 +17,8 @@ use crate::config::Config;
 use crate::service::{self, Service};
 
 pub mod broker;
+mod leftovers;
+mod lock;
 pub mod postgres;
 mod report;
 mod stream;
@@ -34,6 +36,14 @@ pub struct Options {
     pub seed: u64,
 }
 
+/// What a caller may act on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Another process has this home.
+    #[error("lapse dev is already running in {}; stop it, or choose another --home", .0.display())]
+    Running(PathBuf),
+}
+
 /// A running `lapse dev`. Fields are stopped from first to last.
 pub struct Dev {
     service: Service,
@@ -41,19 +51,21 @@ pub struct Dev {
     began: Instant,
     _broker: broker::Broker,
     _postgres: postgres::PrivatePostgres,
+    _lock: lock::Lock,
 }
 
 impl Dev {
-    /// Starts everything; says on stderr what and where.
+    /// Starts everything; says on stderr what and where. What has been started is stopped if this fails or is dropped.
     ///
     /// # Errors
-    /// What is missing on this machine and how to get it.
+    /// [`Error::Running`], and then nothing was touched; else what is missing on this machine and how to get it.
     pub async fn start(
         options: &Options,
         mut config: Config,
         metrics: PrometheusHandle,
     ) -> anyhow::Result<Dev> {
         let began = Instant::now();
+        let lock = lock::Lock::take(&options.home)?;
         let postgres = postgres::PrivatePostgres::start(&options.home)?;
         say(
             began,
@@ -90,6 +102,7 @@ impl Dev {
             began,
             _broker: broker,
             _postgres: postgres,
+            _lock: lock,
         })
     }
 

@@ -1,7 +1,8 @@
 //! A private Postgres for trying out: found on the machine, initialised once, reachable from this machine only.
 //!
-//! Relies on server binaries that somebody installed; says how where there are none. Never: runs as root (Postgres
-//! refuses), or touches a server that is not its own.
+//! Relies on server binaries that somebody installed, says how where there are none; and on the lock of its home: a
+//! server that runs on its data was left by a process that is gone. Never: runs as root (Postgres refuses), or touches
+//! a server that is not its own.
 
 use std::fs;
 use std::net::TcpListener;
@@ -11,20 +12,27 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
+use sha2::{Digest, Sha256};
 
 /// The user and group that run the server when we are root: `nobody`.
 const NOBODY: u32 = 65_534;
 
 /// A running private server; stopped when dropped.
 pub struct PrivatePostgres {
-    bin: PathBuf,
-    data: PathBuf,
-    as_nobody: bool,
+    place: Place,
     url: String,
 }
 
+/// Where a server's programs and data are, whether or not it runs.
+struct Place {
+    bin: PathBuf,
+    data: PathBuf,
+    as_nobody: bool,
+}
+
 impl PrivatePostgres {
-    /// Finds the binaries, initialises `home/pg` if need be, starts the server on a free port.
+    /// Finds the binaries, initialises `home/pg` if need be, stops what an earlier process left running there, starts
+    /// the server on a free port. Blocks for seconds. The caller holds the lock of `home`.
     ///
     /// # Errors
     /// Without server binaries, the line to run; else what initdb or pg_ctl said.
@@ -34,19 +42,29 @@ impl PrivatePostgres {
             .is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0);
         let data = data_directory(home, as_nobody)?;
         let password = password(&data)?;
-        let mut server = PrivatePostgres {
+        let place = Place {
             bin,
             data,
             as_nobody,
-            url: String::new(),
         };
-        if !server.cluster().join("PG_VERSION").exists() {
-            server.initialise()?;
+        if !place.cluster().exists() {
+            place.initialise()?;
+        }
+        if place.is_served() {
+            place.stop()?;
         }
         let port = free_port()?;
-        server.launch(port)?;
-        server.url = format!("postgres://lapse:{password}@127.0.0.1:{port}/postgres");
-        Ok(server)
+        if let Err(error) = place.launch(port) {
+            // It may only have been too slow.
+            if place.is_served() {
+                place.stop()?;
+            }
+            return Err(error);
+        }
+        Ok(PrivatePostgres {
+            place,
+            url: format!("postgres://lapse:{password}@127.0.0.1:{port}/postgres"),
+        })
     }
 
     /// Where it is, password included.
@@ -56,21 +74,35 @@ impl PrivatePostgres {
 
     /// Its major version and the like, for people.
     pub fn version(&self) -> String {
-        let asked = Command::new(self.bin.join("postgres"))
+        let asked = Command::new(self.place.bin.join("postgres"))
             .arg("--version")
             .output();
         asked
             .map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned())
             .unwrap_or_default()
     }
+}
 
+impl Drop for PrivatePostgres {
+    fn drop(&mut self) {
+        if let Err(error) = self.place.stop() {
+            tracing::warn!(%error, "the private postgres is left running");
+        }
+    }
+}
+
+impl Place {
     fn cluster(&self) -> PathBuf {
         self.data.join("cluster")
     }
 
+    /// Under another name until it is whole: a cluster that was cut short can't be told from a good one.
     fn initialise(&self) -> anyhow::Result<()> {
+        let unfinished = self
+            .data
+            .join(format!("unfinished-{}", uuid::Uuid::now_v7().simple()));
         let mut initdb = self.command("initdb");
-        initdb.arg("-D").arg(self.cluster()).args([
+        initdb.arg("-D").arg(&unfinished).args([
             "-U",
             "lapse",
             "-E",
@@ -83,7 +115,8 @@ impl PrivatePostgres {
             .arg("--pwfile")
             .arg(self.data.join("password"))
             .arg("--no-sync");
-        run(initdb, "initialise the private postgres")
+        run(initdb, "initialise the private postgres")?;
+        fs::rename(&unfinished, self.cluster()).context("initialise the private postgres")
     }
 
     fn launch(&self, port: u16) -> anyhow::Result<()> {
@@ -102,9 +135,39 @@ impl PrivatePostgres {
             .with_context(|| format!("see {}", self.data.join("log").display()))
     }
 
+    /// Whether a live server uses this cluster. Its process id alone does not tell: another program may have it by now.
+    fn is_served(&self) -> bool {
+        let written = fs::read_to_string(self.cluster().join("postmaster.pid"));
+        let pid = written
+            .ok()
+            .and_then(|text| text.lines().next()?.trim().parse::<u32>().ok());
+        let data = format!("-D {} ", self.cluster().display());
+        pid.is_some_and(|pid| command_line(pid).contains(&data))
+    }
+
+    /// Cuts its connections; what hangs is stopped the hard way, which Postgres survives as it does a crash.
+    fn stop(&self) -> anyhow::Result<()> {
+        self.stop_as("fast").or_else(|error| {
+            tracing::warn!(%error, "the private postgres is stopped at once");
+            self.stop_as("immediate")
+        })
+    }
+
+    fn stop_as(&self, mode: &str) -> anyhow::Result<()> {
+        let mut stop = self.command("pg_ctl");
+        stop.arg("-D")
+            .arg(self.cluster())
+            .args(["-m", mode, "-w", "-t", "10", "stop"]);
+        run(stop, "stop the private postgres")
+    }
+
+    /// Out of reach of the terminal's Ctrl-C, which is for us: we stop it in our own time.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.bin.join(program));
-        command.current_dir(&self.data).stdin(Stdio::null());
+        command
+            .current_dir(&self.data)
+            .stdin(Stdio::null())
+            .process_group(0);
         if self.as_nobody {
             command.uid(NOBODY).gid(NOBODY);
         }
@@ -112,16 +175,15 @@ impl PrivatePostgres {
     }
 }
 
-impl Drop for PrivatePostgres {
-    fn drop(&mut self) {
-        let mut stop = self.command("pg_ctl");
-        stop.arg("-D")
-            .arg(self.cluster())
-            .args(["-m", "fast", "-w", "-t", "10", "stop"]);
-        if let Err(error) = run(stop, "stop the private postgres") {
-            tracing::warn!(%error, "the private postgres is left running");
-        }
-    }
+/// A process's arguments, separated by spaces; empty if there is no such process. Where there is no `/proc`, `ps` knows.
+fn command_line(pid: u32) -> String {
+    let arguments = fs::read(format!("/proc/{pid}/cmdline")).or_else(|_| {
+        Command::new("ps")
+            .args(["-ww", "-o", "args=", "-p", &pid.to_string()])
+            .output()
+            .map(|out| out.stdout)
+    });
+    String::from_utf8_lossy(&arguments.unwrap_or_default()).replace('\0', " ")
 }
 
 /// `LAPSE_PG_BIN`, the PATH, then Debian's place, newest first.
@@ -154,7 +216,8 @@ fn major_version(bin: &Path) -> u32 {
         .unwrap_or(0)
 }
 
-/// `home/pg`, or a directory below the system's temporary one where `nobody` could not reach it; remembered in `home`.
+/// `home/pg`, or a directory below the system's temporary one where `nobody` could not reach it. Its name ends with a
+/// digest: two homes never share one, as each has a lock of its own.
 fn data_directory(home: &Path, as_nobody: bool) -> anyhow::Result<PathBuf> {
     fs::create_dir_all(home).with_context(|| format!("make {}", home.display()))?;
     let home = home
@@ -174,7 +237,8 @@ fn data_directory(home: &Path, as_nobody: bool) -> anyhow::Result<PathBuf> {
             .chars()
             .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
             .collect();
-        std::env::temp_dir().join(format!("lapse-dev{name}"))
+        let digest = hex::encode(&Sha256::digest(place.as_os_str().as_encoded_bytes())[..4]);
+        std::env::temp_dir().join(format!("lapse-dev{name}-{digest}"))
     };
     fs::create_dir_all(&data).with_context(|| format!("make {}", data.display()))?;
     fs::set_permissions(&data, fs::Permissions::from_mode(0o700))?;

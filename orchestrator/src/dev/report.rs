@@ -7,14 +7,14 @@ use std::collections::{BTreeMap, HashSet};
 
 use anyhow::Context;
 use lapse_participants::audit::Bounds;
-use lapse_participants::shop::Shop;
+use lapse_participants::shop::{OrderRef, Shop};
 use rust_decimal::Decimal;
 use serde::Serialize;
 
-use super::stream::Tally;
+use super::stream::{Tally, order_ref};
 use crate::config::Config;
 use crate::service;
-use crate::store::ops::{Filter, Ops};
+use crate::store::ops::{Filter, Find, Ops};
 use crate::verify::{self, Lateness};
 
 /// The names are relied on by other programs.
@@ -36,9 +36,9 @@ pub struct Report {
     pub skipped_paid: usize,
     /// Sagas whose stock step failed for good: undone.
     pub compensated: usize,
-    /// Alerts that are open.
+    /// Open alerts that sagas of this run have joined.
     pub alerts: usize,
-    /// `available_before = available_after + sold + still_held`.
+    /// `available_before = available_after + sold + still_held + taken_by_others`.
     pub stock: Stock,
     /// How late orders were cancelled.
     pub lateness_ms: Lateness,
@@ -48,47 +48,36 @@ pub struct Report {
     pub verify: verify::Report,
 }
 
-/// Sums over all units, of this run alone.
+/// Sums over all units.
 #[derive(Debug, Serialize)]
 pub struct Stock {
     /// Free before the first order.
     pub available_before: Decimal,
     /// Free at the end.
     pub available_after: Decimal,
-    /// Paid for in this run.
+    /// Paid for by this run's orders.
     pub sold: Decimal,
-    /// Taken in this run and neither sold nor given back: the compensated order's.
+    /// Taken by this run's orders and neither sold nor given back: the compensated order's.
     pub still_held: Decimal,
+    /// Sold to or held by other orders, less what they gave back meanwhile; 0 if nobody else was there.
+    pub taken_by_others: Decimal,
 }
 
-/// Counts.
+/// Counts, this run's orders alone.
 pub(super) async fn make(config: &Config, seed: u64, tally: Tally) -> anyhow::Result<Report> {
     let ops = Ops::new(service::database(config)?);
-    let ours: HashSet<&String> = tally.orders.iter().collect();
-    let mut states: BTreeMap<String, usize> = BTreeMap::new();
-    for saga in ops
-        .list(Filter {
-            limit: 1_000,
-            ..Filter::default()
-        })
-        .await?
-    {
-        if ours.contains(&saga.order_id) {
-            *states.entry(saga.state).or_default() += 1;
-        }
-    }
+    let shop = Shop::new(service::shop_database(config)?);
+    let states = count_states(&ops, &tally.orders).await?;
     let of = |state: &str| states.get(state).copied().unwrap_or_default();
-    let after = Shop::new(service::shop_database(config)?)
-        .totals()
+    let alerts = count_open_alerts(&ops, &tally.orders).await?;
+    let stock = count_stock(&shop, &tally)
         .await
         .context("count the stock")?;
-    let stock = Stock {
-        available_before: tally.stock_before.available,
-        available_after: after.available,
-        sold: after.sold - tally.stock_before.sold,
-        still_held: after.held - tally.stock_before.held,
+    let bounds = Bounds {
+        since: tally.since,
+        ..Bounds::default()
     };
-    let verify = verify::run(config, &Bounds::default()).await?;
+    let verify = verify::run(config, &bounds).await?;
     let mut report = Report {
         ok: false,
         seed,
@@ -98,7 +87,7 @@ pub(super) async fn make(config: &Config, seed: u64, tally: Tally) -> anyhow::Re
         cancelled: of("completed"),
         skipped_paid: of("skipped"),
         compensated: of("compensated"),
-        alerts: ops.open_alerts().await?.len(),
+        alerts,
         stock,
         lateness_ms: verify.lateness_ms,
         first_cancelled_ms: tally.first_cancelled_ms,
@@ -108,13 +97,70 @@ pub(super) async fn make(config: &Config, seed: u64, tally: Tally) -> anyhow::Re
     Ok(report)
 }
 
+async fn count_states(ops: &Ops, orders: &[String]) -> anyhow::Result<BTreeMap<String, usize>> {
+    let ours: HashSet<&String> = orders.iter().collect();
+    let newest = Filter {
+        limit: 1_000,
+        ..Filter::default()
+    };
+    let mut states = BTreeMap::new();
+    for saga in ops.list(newest).await? {
+        if ours.contains(&saga.order_id) {
+            *states.entry(saga.state).or_default() += 1;
+        }
+    }
+    Ok(states)
+}
+
+/// An alert that an earlier run opened is this run's too once one of its sagas has joined it.
+async fn count_open_alerts(ops: &Ops, orders: &[String]) -> anyhow::Result<usize> {
+    let mut open = HashSet::new();
+    for order in orders {
+        let OrderRef { tenant, order_id } = order_ref(order);
+        let story = ops.show(Find::Order { tenant, order_id }).await?;
+        let alerts = story.into_iter().flat_map(|story| story.alerts);
+        open.extend(
+            alerts
+                .filter(|alert| alert.state == "open")
+                .map(|alert| alert.fingerprint),
+        );
+    }
+    Ok(open.len())
+}
+
+async fn count_stock(shop: &Shop, tally: &Tally) -> anyhow::Result<Stock> {
+    let (mut sold, mut held) = (Decimal::ZERO, Decimal::ZERO);
+    for order in &tally.orders {
+        let view = shop.show(&order_ref(order)).await?;
+        let view = view.with_context(|| format!("order {order} is gone"))?;
+        for hold in view.holds {
+            match hold.state.as_str() {
+                "sold" => sold += hold.quantity,
+                "open" => held += hold.quantity,
+                _ => {}
+            }
+        }
+    }
+    let (before, after) = (&tally.stock_before, shop.totals().await?);
+    Ok(Stock {
+        available_before: before.available,
+        available_after: after.available,
+        sold,
+        still_held: held,
+        taken_by_others: (after.sold - before.sold - sold) + (after.held - before.held - held),
+    })
+}
+
 impl Report {
     fn adds_up(&self) -> bool {
         self.verify.ok
             && self.orders == self.cancelled + self.skipped_paid + self.compensated
             && self.skipped_paid == self.paid + self.paid_last_moment
             && self.stock.available_before
-                == self.stock.available_after + self.stock.sold + self.stock.still_held
+                == self.stock.available_after
+                    + self.stock.sold
+                    + self.stock.still_held
+                    + self.stock.taken_by_others
             && self.compensated == 1
             && self.alerts >= 1
             && self.first_cancelled_ms.is_some()
@@ -135,10 +181,13 @@ impl Report {
             ("open alerts", self.alerts.to_string()),
             ("stock before", self.stock.available_before.to_string()),
             (
-                "stock after + sold + held",
+                "after + sold + held + others'",
                 format!(
-                    "{} + {} + {}",
-                    self.stock.available_after, self.stock.sold, self.stock.still_held
+                    "{} + {} + {} + {}",
+                    self.stock.available_after,
+                    self.stock.sold,
+                    self.stock.still_held,
+                    self.stock.taken_by_others
                 ),
             ),
             (

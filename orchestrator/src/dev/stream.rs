@@ -11,10 +11,12 @@ use chrono::TimeDelta;
 use lapse_participants::fault::Answer;
 use lapse_participants::shop::{Line, NewOrder, OrderRef, PayOutcome, Shop, Totals};
 use lapse_participants::stock::StockKey;
+use lapse_sagas::Timestamp;
 use rust_decimal::Decimal;
+use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
-use super::{Options, say};
+use super::{Options, leftovers, say};
 use crate::bus::Bus;
 use crate::config::Config;
 use crate::service;
@@ -46,6 +48,8 @@ pub(super) struct Tally {
     pub first_cancelled_ms: Option<u128>,
     /// Before the first order.
     pub stock_before: Totals,
+    /// By the database's clock: every order of this run was placed later, every order of an earlier one before.
+    pub since: Timestamp,
 }
 
 /// What the buyer of an order does.
@@ -72,9 +76,13 @@ pub(super) async fn run(
     began: Instant,
     options: &Options,
 ) -> anyhow::Result<Tally> {
-    let shop = Shop::new(service::shop_database(config)?);
+    let shop_database = service::shop_database(config)?;
+    let shop = Shop::new(shop_database.clone());
     let db = service::database(config)?;
     let (store, ops) = (PgStore::new(db.clone()), Ops::new(db));
+    let _relay = AbortOnDropHandle::new(tokio::spawn(relay(shop.clone(), bus)));
+    leftovers::let_rest(&shop_database, &ops, began).await?;
+    let since = store.now().await?;
     let supply: Vec<(StockKey, Decimal)> = SKUS
         .iter()
         .map(|(sku, place)| (key(sku, place), Decimal::from(options.orders * 4)))
@@ -84,7 +92,6 @@ pub(super) async fn run(
         .context("put units in stock")?;
     let stock_before = shop.totals().await.context("count the stock")?;
 
-    let relay = tokio::spawn(relay(shop.clone(), bus));
     let mut random = fastrand::Rng::with_seed(options.seed);
     let mut buyers = tokio::task::JoinSet::new();
     let mut watch = Watch::new(ops, began);
@@ -134,12 +141,12 @@ pub(super) async fn run(
             _ => {}
         }
     }
-    relay.abort();
     Ok(Tally {
         paid,
         paid_last_moment,
         first_cancelled_ms: watch.first_cancelled_ms,
         stock_before,
+        since,
         orders: watch.placed.into_keys().collect(),
     })
 }
@@ -291,7 +298,7 @@ impl Watch {
     }
 }
 
-fn order_ref(order_id: &str) -> OrderRef {
+pub(super) fn order_ref(order_id: &str) -> OrderRef {
     OrderRef {
         tenant: "default".to_owned(),
         order_id: order_id.to_owned(),
