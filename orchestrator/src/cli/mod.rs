@@ -16,7 +16,6 @@ use lapse_participants::kit::CallError;
 use crate::config::{self, Config, LogFormat};
 use crate::kafka;
 use crate::service::Unfit;
-use crate::store::{self, db};
 use crate::store;
 
 mod answer;
@@ -227,7 +226,7 @@ fn is_setting(cause: &(dyn std::error::Error + 'static)) -> bool {
 
 /// Postgres does not let us in.
 fn is_refused(cause: &(dyn std::error::Error + 'static)) -> bool {
-    matches!(cause.downcast_ref(), Some(store::Error::Defect(words)) if words.starts_with(db::NOT_AUTHORISED))
+    matches!(cause.downcast_ref(), Some(store::Error::NotAuthorised(_)))
 }
 
 /// Postgres, the shop's Postgres, or Kafka does not answer.

@@ -27,9 +27,6 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a transaction that lost a deadlock is run.
 const MAX_RUNS: u32 = 6;
 
-/// How the words of a refused log-in begin.
-pub(crate) const NOT_AUTHORISED: &str = "not authorised by postgres";
-
 /// The coordinator's database.
 #[derive(Clone)]
 pub struct Db {
@@ -385,7 +382,7 @@ impl From<sqlx::Error> for Error {
             // No such database.
             Some("3D000") => Error::Defect(format!("{words}; create the database first")),
             // No such user, wrong password, or no right to connect.
-            Some("28000" | "28P01") => Error::Defect(format!("{NOT_AUTHORISED}: {words}")),
+            Some("28000" | "28P01") => Error::NotAuthorised(words),
             _ if is_gone(&error) => Error::Unreachable(words),
             _ if is_about_data(&error) => Error::Data(words),
             _ => Error::Defect(words),

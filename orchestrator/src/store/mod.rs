@@ -308,6 +308,9 @@ pub enum Error {
     /// Postgres is not reachable or went away; nobody knows whether a commit under way was stored.
     #[error("postgres is unreachable: {0}")]
     Unreachable(String),
+    /// Postgres does not let this user in.
+    #[error("not authorised by postgres: {0}")]
+    NotAuthorised(String),
     /// A lock or a statement took too long.
     #[error("postgres was too slow: {0}")]
     Slow(String),
