@@ -20,7 +20,7 @@ use crate::rig::{Rig, until};
 use crate::services::Services;
 
 const ORDERS: usize = 40;
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// What the checker said.
 pub struct Verdict {
