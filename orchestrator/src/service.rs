@@ -27,11 +27,11 @@ use crate::executor::Participants;
 use crate::http;
 use crate::intake;
 use crate::kafka::KafkaBus;
-use crate::store::Store;
 use crate::store::db::Db;
 use crate::store::ops::Ops;
 use crate::store::pg::PgStore;
 use crate::store::schema;
+use crate::store::{self, Store};
 
 /// The definition that is used where none is named.
 pub const SHIPPED: (&str, &str) = (
@@ -40,6 +40,8 @@ pub const SHIPPED: (&str, &str) = (
 );
 /// How often the clock's anchor is renewed.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// Each waits for its locks for a second.
+const DEPLOY_TRIES: u32 = 20;
 
 /// A running process.
 pub struct Service {
@@ -66,10 +68,7 @@ impl Service {
         let definitions = load_definitions(&config.definitions.paths)?;
         let participants = participants(config)?;
         refuse_unserved(&definitions, &participants)?;
-        store
-            .deploy(&definitions)
-            .await
-            .context("deploy the definitions")?;
+        deploy(store.as_ref(), &definitions).await?;
         let definitions = Arc::new(
             Definitions::load(store.clone())
                 .await
@@ -120,6 +119,20 @@ impl Service {
         self.coordinator.drain(DRAIN_WITHIN).await;
         self.stop.cancel();
         let _ = tokio::time::timeout(Duration::from_secs(1), self.http).await;
+    }
+}
+
+/// Coordinators that start together wait for each other here, longer than one lock time-out on a slow day.
+async fn deploy(store: &dyn Store, definitions: &[Arc<Definition>]) -> anyhow::Result<()> {
+    let mut tries = 1;
+    loop {
+        match store.deploy(definitions).await {
+            Err(store::Error::Slow(why)) if tries < DEPLOY_TRIES => {
+                tries += 1;
+                info!(why, tries, "another coordinator is deploying; again");
+            }
+            deployed => return deployed.map(drop).context("deploy the definitions"),
+        }
     }
 }
 
