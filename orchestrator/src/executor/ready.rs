@@ -32,7 +32,7 @@ pub struct GroupKey {
 pub enum SizeClass {
     /// A whole batch.
     Whole,
-    /// [`FEW`].
+    /// Eight.
     Few,
     /// One.
     Alone,

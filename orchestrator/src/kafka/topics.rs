@@ -24,7 +24,7 @@ use crate::timer::name;
 /// Records outlive their delay by this, so that an outage of a week loses no timer.
 pub const OUTAGE: Span = Span::from_secs(7 * 24 * 3_600);
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(10);
 const VISIBLE_POLL: Duration = Duration::from_millis(100);
 
 /// Short names of the topics that are only written.
