@@ -14,6 +14,7 @@ use lapse_participants::stock::Stock;
 use lapse_sagas::Definition;
 use metrics_exporter_prometheus::PrometheusHandle;
 use sqlx::postgres::{PgConnectOptions, PgPool};
+use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -57,6 +58,22 @@ impl Service {
     /// # Errors
     /// What is missing or refused, and what to do.
     pub async fn start(config: &Config, metrics: PrometheusHandle) -> anyhow::Result<Service> {
+        let listen = config.http.listen;
+        let listener = TcpListener::bind(listen)
+            .await
+            .with_context(|| format!("listen on {listen}; choose another with http.listen"))?;
+        Service::start_on(listener, config, metrics).await
+    }
+
+    /// The same on a listener that is bound already; `http.listen` only names it.
+    ///
+    /// # Errors
+    /// As [`Service::start`].
+    pub async fn start_on(
+        listener: TcpListener,
+        config: &Config,
+        metrics: PrometheusHandle,
+    ) -> anyhow::Result<Service> {
         let db = database(config)?;
         let ops = Ops::new(db.clone());
         let store: Arc<dyn Store> = Arc::new(PgStore::new(db));
@@ -95,7 +112,7 @@ impl Service {
             metrics,
             failed: coordinator.failed(),
         };
-        let http = serve(config, site, stop.clone()).await?;
+        let http = tokio::spawn(serve(listener, site, stop.clone()));
         Ok(Service {
             coordinator,
             bus,
@@ -310,23 +327,11 @@ async fn keep_time(clock: Arc<Anchored>, stop: CancellationToken) {
     }
 }
 
-async fn serve(
-    config: &Config,
-    site: http::Site,
-    stop: CancellationToken,
-) -> anyhow::Result<JoinHandle<()>> {
-    let listen = config.http.listen;
-    let listener = tokio::net::TcpListener::bind(listen)
-        .await
-        .with_context(|| format!("listen on {listen}; choose another with http.listen"))?;
-    info!(%listen, "http");
-    let app = http::router(site);
-    Ok(tokio::spawn(async move {
-        let served = axum::serve(listener, app)
-            .with_graceful_shutdown(stop.cancelled_owned())
-            .await;
-        if let Err(error) = served {
-            warn!(%error, "http ended");
-        }
-    }))
+async fn serve(listener: TcpListener, site: http::Site, stop: CancellationToken) {
+    let served = axum::serve(listener, http::router(site))
+        .with_graceful_shutdown(stop.cancelled_owned())
+        .await;
+    if let Err(error) = served {
+        warn!(%error, "http ended");
+    }
 }

@@ -6,12 +6,12 @@
 
 use std::fs;
 use std::io::Write;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Context;
 use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::net::TcpListener;
 
 use crate::config::Config;
 use crate::service::{self, Service};
@@ -73,7 +73,8 @@ impl Dev {
         );
         config.postgres.url = postgres.url().to_owned();
         config.shop.enabled = true;
-        config.http.listen = free_address(config.http.listen)?;
+        let listener = listen(config.http.listen).await?;
+        config.http.listen = listener.local_addr()?;
         config.kafka.partitions = 2;
         let broker = broker::Broker::start(&config.kafka_settings())
             .context("start the in-process broker")?;
@@ -91,7 +92,7 @@ impl Dev {
             &format!("other programs may join: . {}", file.display()),
         );
         service::migrate(&config).await?;
-        let service = Service::start(&config, metrics).await?;
+        let service = Service::start_on(listener, &config, metrics).await?;
         say(
             began,
             &format!("coordinator started, http://{}/metrics", config.http.listen),
@@ -130,10 +131,14 @@ fn say(began: Instant, text: &str) {
     );
 }
 
-/// The configured address, or any free port where that one is taken.
-fn free_address(wanted: std::net::SocketAddr) -> anyhow::Result<std::net::SocketAddr> {
-    let listener = TcpListener::bind(wanted).or_else(|_| TcpListener::bind((wanted.ip(), 0)));
-    Ok(listener.context("find a free port")?.local_addr()?)
+/// On the configured address, or on any free port where that one is taken.
+async fn listen(wanted: std::net::SocketAddr) -> anyhow::Result<TcpListener> {
+    match TcpListener::bind(wanted).await {
+        Ok(listener) => Ok(listener),
+        Err(_) => TcpListener::bind((wanted.ip(), 0))
+            .await
+            .context("find a free port"),
+    }
 }
 
 fn write_address_file(home: &Path, config: &Config) -> anyhow::Result<PathBuf> {

@@ -300,7 +300,13 @@ async fn a_bad_command_does_not_sink_its_batch() {
         .await;
         let batch: Vec<Command> = sagas.iter().map(|saga| pair.action(saga)).collect();
         let outcomes = send(&*pair.participant(&shop), &batch).await;
-        assert_eq!(outcomes[2].name(), "rejected", "{pair:?}");
+        // An order may not have committed yet; a sku that is held and not there is wrong for good.
+        let expected = if pair.action == "CancelOrder" {
+            "failed"
+        } else {
+            "rejected"
+        };
+        assert_eq!(outcomes[2].name(), expected, "{pair:?}");
         assert_eq!(
             outcomes.iter().filter(|outcome| is_done(outcome)).count(),
             4,
