@@ -144,7 +144,7 @@ async fn listen(wanted: std::net::SocketAddr) -> anyhow::Result<TcpListener> {
 fn write_address_file(home: &Path, config: &Config) -> anyhow::Result<PathBuf> {
     let file = home.join("dev.env");
     let lines = [
-        "# Written by lapse dev; gone with it. Use: set -a; . this file; set +a".to_owned(),
+        "# Written by lapse dev; true while it runs. Use: set -a; . this file; set +a".to_owned(),
         format!("DATABASE_URL='{}'", config.postgres.url),
         format!("KAFKA_BROKERS='{}'", config.kafka.brokers),
         format!("LAPSE__HTTP__LISTEN='{}'", config.http.listen),
