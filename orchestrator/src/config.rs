@@ -13,10 +13,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::store::db;
 
+mod alerts;
 mod check;
 mod layers;
+mod order_owners;
+mod participants;
 #[cfg(test)]
 mod tests;
+
+pub use alerts::{Alerts, Webhook};
+pub use order_owners::OrderOwner;
+pub use participants::{Participant, Transport};
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -34,6 +41,12 @@ pub struct Config {
     pub sweep: Sweep,
     /// The reference shop as participants `orders` and `stock`.
     pub shop: Shop,
+    /// Participants outside this process, by the names that definitions use.
+    pub participants: BTreeMap<String, Participant>,
+    /// Order owners outside this process, by the names that definitions use.
+    pub order_owners: BTreeMap<String, OrderOwner>,
+    /// Where alerts go beside the log and the topic.
+    pub alerts: Alerts,
     /// Definition files.
     pub definitions: Definitions,
     /// Logs.

@@ -259,7 +259,8 @@ impl Intake {
     }
 }
 
-/// A saga to be started now. Its id carries the time, so its day is known from it.
+/// A saga to be started: now, or at its due time where its cause respects one that is still to come. Its id carries the
+/// time of its creation, so its day is known from it.
 pub fn start(
     definition: &Arc<Definition>,
     order: OrderKey,
@@ -270,8 +271,12 @@ pub fn start(
     now: Timestamp,
 ) -> Start {
     let saga_id = lapse_sagas::SagaId(new_id(now));
+    let state = match due_at.filter(|due_at| *due_at > now && cause.respects_due_time()) {
+        Some(due_at) => State::start_later(definition, saga_id, cause, due_at, now),
+        None => State::start(definition, saga_id, cause, now),
+    };
     Start {
-        state: State::start(definition, saga_id, cause, now),
+        state,
         definition: definition.hash.clone(),
         name: definition.name().into(),
         order,

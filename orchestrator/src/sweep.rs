@@ -102,7 +102,9 @@ impl Sweep {
         let mut started = 0;
         let mut after: Option<Overdue> = None;
         while !stop.is_cancelled() {
-            let page = owner.overdue_orders(after.as_ref(), PAGE).await?;
+            let page = owner
+                .overdue_orders(after.as_ref(), Duration::ZERO, PAGE)
+                .await?;
             let Some(last) = page.last().cloned() else {
                 return Ok(started);
             };

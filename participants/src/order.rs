@@ -9,6 +9,7 @@
 //! tell why. Never: touches holds or stock, or compares the event's version.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use lapse_sagas::{Outcome, Timestamp};
@@ -52,6 +53,7 @@ impl OrderOwner for Orders {
     async fn overdue_orders(
         &self,
         after: Option<&Overdue>,
+        ahead: Duration,
         limit: u32,
     ) -> Result<Vec<Overdue>, CallError> {
         let after = after.cloned();
@@ -70,7 +72,7 @@ impl OrderOwner for Orders {
                     r#"select tenant, order_id, generation, order_type, due_at as "due_at!"
                        from shop.orders
                        where status = 'awaiting_payment' and not needs_attention
-                         and due_at <= statement_timestamp()
+                         and due_at <= statement_timestamp() + make_interval(secs => $5)
                          and (due_at, tenant, order_id) > ($1, $2, $3)
                        order by due_at, tenant, order_id
                        limit $4"#,
@@ -78,6 +80,7 @@ impl OrderOwner for Orders {
                     tenant,
                     order_id,
                     i64::from(limit),
+                    ahead.as_secs_f64(),
                 )
                 .fetch_all(connection)
                 .await?;

@@ -253,6 +253,22 @@ impl State {
         state
     }
 
+    /// A new saga that waits in the table until its order falls due.
+    pub fn start_later(
+        definition: &Definition,
+        saga_id: SagaId,
+        cause: Cause,
+        due_at: Timestamp,
+        now: Timestamp,
+    ) -> State {
+        let mut state = State::start(definition, saga_id, cause, now);
+        for active in state.active.values_mut() {
+            active.phase = Phase::Postponed;
+            active.wake_at = due_at;
+        }
+        state
+    }
+
     /// The earliest wake-up time of the open steps; none exactly when the saga rests.
     pub fn wake_at(&self) -> Option<Timestamp> {
         self.earliest().map(|(_, active)| active.wake_at)

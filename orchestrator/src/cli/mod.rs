@@ -232,7 +232,10 @@ fn is_refused(cause: &(dyn std::error::Error + 'static)) -> bool {
 /// Postgres, the shop's Postgres, or Kafka does not answer.
 fn is_unreachable(cause: &(dyn std::error::Error + 'static)) -> bool {
     matches!(cause.downcast_ref(), Some(store::Error::Unreachable(_)))
-        || matches!(cause.downcast_ref(), Some(CallError::Unknown(_)))
+        || matches!(
+            cause.downcast_ref(),
+            Some(CallError::Unreachable(_) | CallError::Unanswered { .. })
+        )
         || matches!(cause.downcast_ref(), Some(kafka::Error::Broker { .. }))
 }
 

@@ -174,10 +174,8 @@ impl Context<'_> {
         let result = tokio::time::timeout(self.timeout, self.call_undisturbed(&commands))
             .await
             .unwrap_or_else(|_| {
-                Err(CallError::Unknown(format!(
-                    "timeout: no answer in {:?}",
-                    self.timeout
-                )))
+                let words = format!("timeout: no answer in {:?}", self.timeout);
+                Err(CallError::unanswered(words))
             });
         metrics::histogram!("lapse_call_duration_seconds", "participant" => self.call.participant.clone(),
             "operation" => self.call.operation.clone())
@@ -198,7 +196,10 @@ impl Context<'_> {
                 tracing::error!(%error, participant = self.call.participant, operation = self.call.operation, "participant is not set up");
                 Called::Answered(self.deferred(sagas, MISCONFIGURED_FOR, &error))
             }
-            Err(CallError::Unknown(error)) => {
+            Err(error @ (CallError::Busy { .. } | CallError::Unreachable(_))) => {
+                Called::Answered(self.deferred(sagas, LOCKED_FOR, &error))
+            }
+            Err(CallError::Unanswered { error, .. } | CallError::Unknown(error)) => {
                 Called::Answered(self.all(sagas, &Outcome::Unknown { error }))
             }
         }

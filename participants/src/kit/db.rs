@@ -6,6 +6,7 @@
 //! Relies on the limits that [`options`] sets to end such work. Never: retries.
 
 use std::future::Future;
+use std::io::ErrorKind;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -118,13 +119,26 @@ impl From<sqlx::Error> for CallError {
             | sqlx::Error::ColumnDecode { .. }
             | sqlx::Error::ColumnNotFound(_)
             | sqlx::Error::TypeNotFound { .. } => CallError::Configuration(words),
-            sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::PoolClosed => {
-                CallError::Unknown(format!("unreachable: {words}"))
+            sqlx::Error::Io(cause) if never_connected(cause.kind()) => {
+                CallError::Unreachable(words)
             }
-            sqlx::Error::PoolTimedOut => CallError::Unknown(format!("timeout: {words}")),
+            sqlx::Error::Tls(_) | sqlx::Error::PoolClosed | sqlx::Error::PoolTimedOut => {
+                CallError::Unreachable(words)
+            }
+            sqlx::Error::Io(_) => CallError::unanswered(words),
             _ => CallError::Unknown(format!("database: {words}")),
         }
     }
+}
+
+fn never_connected(kind: ErrorKind) -> bool {
+    use ErrorKind::{
+        AddrNotAvailable, ConnectionRefused, HostUnreachable, NetworkUnreachable, NotFound,
+    };
+    matches!(
+        kind,
+        ConnectionRefused | HostUnreachable | NetworkUnreachable | AddrNotAvailable | NotFound
+    )
 }
 
 fn by_sqlstate(code: &str, words: String) -> CallError {
@@ -132,12 +146,14 @@ fn by_sqlstate(code: &str, words: String) -> CallError {
     match code {
         "55P03" => CallError::Locked(words),
         "40P01" | "40001" => CallError::Serialization(words),
-        "57014" => CallError::Unknown(format!("timeout: {words}")),
+        "57014" => CallError::unanswered(format!("timeout: {words}")),
+        // Refused while connecting: starting up, or no connection to spare.
+        "57P03" | "53300" => CallError::Unreachable(words),
         _ => match code.get(..2).unwrap_or_default() {
             "22" | "23" | "P0" => CallError::Data(words),
             // Rights, missing or other tables, unknown schema or database, refused log-in.
             "42" | "3F" | "3D" | "28" => CallError::Configuration(words),
-            _ => CallError::Unknown(format!("unavailable: {words}")),
+            _ => CallError::unanswered(format!("unavailable: {words}")),
         },
     }
 }
@@ -157,8 +173,15 @@ mod tests {
         assert!(matches!(class("40001"), CallError::Serialization(_)));
         assert!(matches!(class("42501"), CallError::Configuration(_)));
         assert!(matches!(class("42P01"), CallError::Configuration(_)));
-        for unclear in ["57P01", "57014", "08006", "53300", "25006", ""] {
-            assert!(matches!(class(unclear), CallError::Unknown(_)), "{unclear}");
+        for refused in ["57P03", "53300"] {
+            assert!(
+                matches!(class(refused), CallError::Unreachable(_)),
+                "{refused}"
+            );
+        }
+        for unclear in ["57P01", "57014", "08006", "25006", ""] {
+            let class = class(unclear);
+            assert!(matches!(class, CallError::Unanswered { .. }), "{unclear}");
         }
     }
 }

@@ -5,6 +5,8 @@
 pub mod barrier;
 pub mod db;
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use lapse_sagas::{Cause, CommandId, Direction, Outcome, SagaId, StepId, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -86,22 +88,52 @@ pub enum CallError {
     /// A deadlock or a serialization failure (40P01, 40001). Nothing was applied; the same batch goes again.
     #[error("serialization: {0}")]
     Serialization(String),
-    /// Nobody knows the operation, or may call it. Nothing was applied; a configuration fault.
+    /// Nobody knows the operation, or may call it (HTTP 401, 403, 404, 405). Nothing was applied; a configuration fault.
     #[error("configuration: {0}")]
     Configuration(String),
-    /// Not reached, or reached and not understood: anything may have been applied.
+    /// It has too much to do (HTTP 429). Nothing was applied.
+    #[error("busy: {error}")]
+    Busy {
+        /// What it said.
+        error: String,
+        /// How long it asks to be left alone.
+        retry_after: Option<Duration>,
+    },
+    /// It was not reached: no address, no connection. Nothing was applied.
+    #[error("unreachable: {0}")]
+    Unreachable(String),
+    /// Reached, and no answer came (time-out, reset, HTTP 408, 502 to 504): anything may have been applied.
+    #[error("unanswered: {error}")]
+    Unanswered {
+        /// What is known.
+        error: String,
+        /// How long it asks to be left alone.
+        retry_after: Option<Duration>,
+    },
+    /// Answered, and not understood (garbage, other 5xx): anything may have been applied.
     #[error("{0}")]
     Unknown(String),
+}
+
+impl CallError {
+    /// No answer, and no wish about when to come again.
+    pub fn unanswered(error: impl Into<String>) -> CallError {
+        CallError::Unanswered {
+            error: error.into(),
+            retry_after: None,
+        }
+    }
 }
 
 /// What the sweep and the guard ask the owner of the orders.
 #[async_trait]
 pub trait OrderOwner: Send + Sync {
-    /// Orders that await payment past their due time and are not left to a human, oldest first, strictly after the
-    /// given position, by the owner's clock.
+    /// Orders that await payment, fall due within `ahead` from now and are not left to a human, oldest first, strictly
+    /// after the given position, by the owner's clock.
     async fn overdue_orders(
         &self,
         after: Option<&Overdue>,
+        ahead: Duration,
         limit: u32,
     ) -> Result<Vec<Overdue>, CallError>;
 
@@ -109,7 +141,7 @@ pub trait OrderOwner: Send + Sync {
     async fn paid(&self, orders: &[OrderKey]) -> Result<Vec<bool>, CallError>;
 }
 
-/// An order past its due time.
+/// An order past its due time, or near it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Overdue {
     /// The order.

@@ -122,5 +122,8 @@ async fn an_error_rolls_back_and_says_what_may_be_done() {
     );
     let answer: Result<(), CallError> =
         db::statement(&unreachable, |_| Box::pin(async { Ok(()) })).await;
-    assert!(matches!(answer, Err(CallError::Unknown(_))), "{answer:?}");
+    assert!(
+        matches!(answer, Err(CallError::Unreachable(_))),
+        "{answer:?}"
+    );
 }

@@ -1,5 +1,7 @@
 //! The participant `orders` and the order owner.
 
+use std::time::Duration;
+
 use chrono::TimeDelta;
 use lapse_participants::kit::{Command, OrderKey, OrderOwner, Overdue};
 use lapse_participants::shop::{ExtendOutcome, NewOrder, PayOutcome};
@@ -168,7 +170,10 @@ async fn a_reopened_order_awaits_payment_and_is_left_to_a_human() {
     assert_eq!(view.status, "awaiting_payment");
     assert!(view.needs_attention);
     assert_eq!(view.cancelled_at, None);
-    assert_eq!(shop.orders.overdue_orders(None, 10).await, Ok(vec![]));
+    assert_eq!(
+        shop.orders.overdue_orders(None, Duration::ZERO, 10).await,
+        Ok(vec![])
+    );
     assert_eq!(
         shop.shop.pay(&reference(&order)).await,
         Ok(PayOutcome::Paid)
@@ -213,7 +218,7 @@ async fn overdue_orders_come_oldest_first_in_pages_without_gaps() {
     loop {
         let page = shop
             .orders
-            .overdue_orders(found.last(), 3)
+            .overdue_orders(found.last(), Duration::ZERO, 3)
             .await
             .expect("the owner answers");
         if page.is_empty() {

@@ -189,10 +189,11 @@ impl OrderOwner for Mortal<Shop> {
     async fn overdue_orders(
         &self,
         after: Option<&Overdue>,
+        ahead: Duration,
         limit: u32,
     ) -> Result<Vec<Overdue>, CallError> {
         self.life.moment().await;
-        Ok(self.inner.overdue_orders(after, limit))
+        Ok(self.inner.overdue_orders(after, ahead, limit))
     }
     async fn paid(&self, orders: &[OrderKey]) -> Result<Vec<bool>, CallError> {
         self.life.moment().await;

@@ -154,14 +154,19 @@ impl Shop {
     }
 
     /// As the sweep asks.
-    pub fn overdue_orders(&self, after: Option<&Overdue>, limit: u32) -> Vec<Overdue> {
-        let now = self.clock.now();
+    pub fn overdue_orders(
+        &self,
+        after: Option<&Overdue>,
+        ahead: Duration,
+        limit: u32,
+    ) -> Vec<Overdue> {
+        let until = self.clock.now() + ahead;
         let mut overdue: Vec<Overdue> = self
             .tables()
             .orders
             .iter()
             .filter(|(_, order)| {
-                order.status == Status::Awaiting && !order.needs_attention && order.due_at <= now
+                order.status == Status::Awaiting && !order.needs_attention && order.due_at <= until
             })
             .map(|(order_id, order)| Overdue {
                 order: crate::support::world::order(order_id),
