@@ -9,6 +9,14 @@ use async_trait::async_trait;
 use lapse_sagas::{Span, Timestamp};
 use tokio::sync::Notify;
 
+/// Short name of the topic on which participants answer.
+pub const REPLIES: &str = "replies";
+
+/// Short name of the topic of a participant's commands.
+pub fn commands_topic(participant: &str) -> String {
+    format!("commands.{participant}")
+}
+
 /// When a record falls due, from its value; given by intake, which knows the definitions. Arguments: value, delay of
 /// the bucket topic it came on (none: the schedule topic), time it was appended, now.
 pub type DueTime = Arc<
@@ -66,6 +74,17 @@ pub struct Publish {
     pub payload: String,
 }
 
+/// What became of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// It is on its topic: there is a delivery report.
+    Delivered,
+    /// It is certainly on no topic and never will be.
+    NotSent,
+    /// Nobody knows.
+    Unknown,
+}
+
 /// Kafka as the coordinator sees it.
 #[async_trait]
 pub trait Bus: Send + Sync + 'static {
@@ -80,6 +99,19 @@ pub trait Bus: Send + Sync + 'static {
 
     /// Produces messages; true for each that has its delivery report. Order within a key is kept.
     async fn publish(&self, messages: Vec<Publish>) -> Vec<bool>;
+
+    /// Produces messages that are not to be repeated blindly: what became of each. One that failed holds up none after it.
+    async fn deliver(&self, messages: Vec<Publish>) -> Vec<Delivery> {
+        let delivery = |arrived| match arrived {
+            true => Delivery::Delivered,
+            false => Delivery::Unknown,
+        };
+        self.publish(messages)
+            .await
+            .into_iter()
+            .map(delivery)
+            .collect()
+    }
 
     /// Whether anything was lost or may have been since the last call: offset gaps, a committed offset below the low
     /// watermark. The sweep runs at once when so.
@@ -260,6 +292,15 @@ impl Bus for MemoryBus {
         }
         drop(state);
         self.changed.notify_waiters();
+    }
+
+    async fn deliver(&self, messages: Vec<Publish>) -> Vec<Delivery> {
+        let delivery = |arrived| match arrived {
+            true => Delivery::Delivered,
+            false => Delivery::NotSent,
+        };
+        let delivered = self.publish(messages).await;
+        delivered.into_iter().map(delivery).collect()
     }
 
     async fn publish(&self, messages: Vec<Publish>) -> Vec<bool> {

@@ -297,8 +297,18 @@ impl Config {
             buckets: self.kafka.buckets.clone(),
             partitions: self.kafka.partitions,
             replication: self.kafka.replication,
+            queued: self.queued(),
             extra: self.kafka.properties.clone(),
         }
+    }
+
+    /// The participants that are reached over Kafka.
+    pub fn queued(&self) -> Vec<String> {
+        let queued = self.participants.iter();
+        queued
+            .filter(|(_, participant)| participant.transport == Transport::Kafka)
+            .map(|(name, _)| name.clone())
+            .collect()
     }
 
     /// Where the shop's tables are.

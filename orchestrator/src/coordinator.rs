@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! bus ─► intake ─► executor ◄─ poll          relay ─► bus          (all over one store)
-//!                     ▲── sweep, start now
+//!                     ▲── sweep, start now, replies of participants behind Kafka
 //! ```
 //! Relies on every part to be restartable at any point: whatever a kill leaves behind comes back through wake-up times,
 //! replayed offsets and expiring claims. Never: needs to be stopped in order for correctness; only for calm.
@@ -19,7 +19,8 @@ use crate::bus::Bus;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::definitions::Definitions;
-use crate::executor::{self, Executor, Participants};
+use crate::executor::{self, Executor, Participants, Replies};
+use crate::feed::Feed;
 use crate::intake::Intake;
 use crate::relay::Relay;
 use crate::store::Store;
@@ -53,6 +54,7 @@ pub struct Parts {
 pub struct Coordinator {
     executor: Arc<Executor>,
     bus: Arc<dyn Bus>,
+    replies: Option<Arc<dyn Feed>>,
     stop_taking: CancellationToken,
     stop_sending: CancellationToken,
     taking: JoinSet<()>,
@@ -70,6 +72,7 @@ impl Coordinator {
             definitions,
             participants,
         } = parts;
+        let replies = participants.queued.replies.clone();
         let settings = executor::Settings {
             batch_max: config.executor.batch_max,
             slots: config.executor.slots,
@@ -77,6 +80,7 @@ impl Coordinator {
         };
         let executor = Executor::new(
             store.clone(),
+            bus.clone(),
             clock.clone(),
             definitions.clone(),
             participants,
@@ -109,6 +113,20 @@ impl Coordinator {
             async move { relay.tell(&stop).await },
         ));
 
+        if let Some(feed) = replies.clone() {
+            let replies = Replies {
+                feed,
+                store: store.clone(),
+                executor: executor.clone(),
+                batch_max: config.executor.batch_max,
+            };
+            let stop = stop_taking.clone();
+            taking.spawn(watch.over(
+                "replies",
+                &stop_taking,
+                async move { replies.run(&stop).await },
+            ));
+        }
         let intake = Intake {
             bus: bus.clone(),
             store: store.clone(),
@@ -144,6 +162,7 @@ impl Coordinator {
         Coordinator {
             executor,
             bus,
+            replies,
             stop_taking,
             stop_sending,
             taking,
@@ -172,6 +191,12 @@ impl Coordinator {
             while self.taking.join_next().await.is_some() {}
         });
         let mut in_time = taken.await.is_ok();
+        // At once: whoever has the partitions next goes on with the replies that are still to come.
+        if let Some(replies) = &self.replies {
+            in_time &= tokio::time::timeout_at(deadline, replies.close())
+                .await
+                .is_ok();
+        }
         while self.executor.held() > 0 && tokio::time::Instant::now() < deadline {
             self.executor.progress(Duration::from_millis(50)).await;
         }

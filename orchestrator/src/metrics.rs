@@ -76,6 +76,14 @@ fn describe() {
         "lapse_stale_replies_total",
         "Answers that came too late to matter, by outcome."
     );
+    describe_counter!(
+        "lapse_commands_produced_total",
+        "Commands for participants behind Kafka, by participant and fate: sent, or not_sent and due again."
+    );
+    describe_counter!(
+        "lapse_replies_ignored_total",
+        "Answers read from Kafka for no saga that is known, by why."
+    );
     describe_histogram!(
         "lapse_call_duration_seconds",
         "Calls to participants, by participant and operation."

@@ -25,9 +25,10 @@ use crate::config::Config;
 use crate::coordinator::{Coordinator, DRAIN_WITHIN, Parts};
 use crate::definitions::Definitions;
 use crate::executor::Participants;
+use crate::feed::Feed;
 use crate::http;
 use crate::intake;
-use crate::kafka::KafkaBus;
+use crate::kafka::{KafkaBus, KafkaFeed};
 use crate::store::db::Db;
 use crate::store::ops::Ops;
 use crate::store::pg::PgStore;
@@ -83,7 +84,7 @@ impl Service {
                 .context("ask the database for the time")?,
         );
         let definitions = load_definitions(&config.definitions.paths)?;
-        let participants = participants(config)?;
+        let mut participants = participants(config)?;
         refuse_unserved(&definitions, &participants)?;
         deploy(store.as_ref(), &definitions).await?;
         let definitions = Arc::new(
@@ -92,6 +93,7 @@ impl Service {
                 .context("load the active definitions")?,
         );
         let bus: Arc<dyn Bus> = Arc::new(start_bus(config, &clock, &definitions)?);
+        participants.queued.replies = start_replies(config)?;
         let parts = Parts {
             store: store.clone(),
             bus: bus.clone(),
@@ -299,7 +301,22 @@ fn participants(config: &Config) -> anyhow::Result<Participants> {
         participants.operations.insert("orders".to_owned(), orders);
         participants.operations.insert("stock".to_owned(), stock);
     }
+    for name in config.queued() {
+        participants.operations.remove(&name);
+        participants.queued.names.insert(name);
+    }
     Ok(participants)
+}
+
+/// All coordinators of a group share the replies too: whoever reads one settles it.
+fn start_replies(config: &Config) -> anyhow::Result<Option<Arc<dyn Feed>>> {
+    if config.queued().is_empty() {
+        return Ok(None);
+    }
+    let group = format!("{}.replies", config.kafka.group);
+    let feed = KafkaFeed::group(&config.kafka_settings(), &group, &[bus::REPLIES])
+        .context("start reading replies from Kafka")?;
+    Ok(Some(Arc::new(feed)))
 }
 
 fn start_bus(

@@ -372,13 +372,6 @@ impl Assignment {
             .for_each(|partition| partition.committed = None);
     }
 
-    /// Has the offset of one partition committed again.
-    pub fn commit_again(&mut self, place: &Place) {
-        if let Some(partition) = self.partitions.get_mut(place) {
-            partition.committed = None;
-        }
-    }
-
     /// For how long a partition had room and got no record, and its position.
     pub fn idle(&self, place: &Place) -> Option<(Duration, Option<i64>)> {
         let partition = self.partitions.get(place)?;

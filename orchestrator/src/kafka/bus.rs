@@ -15,7 +15,7 @@ use super::poll_thread;
 use super::producer::Producer;
 use super::settings::Settings;
 use super::shared::Shared;
-use crate::bus::{Bus, Clock, DueTime, Origin, Publish, Ripe};
+use crate::bus::{Bus, Clock, Delivery, DueTime, Origin, Publish, Ripe};
 
 /// Kafka as the coordinator sees it: a poll thread, a producer, and what they share.
 pub struct KafkaBus {
@@ -126,6 +126,10 @@ impl Bus for KafkaBus {
 
     async fn publish(&self, messages: Vec<Publish>) -> Vec<bool> {
         self.producer.publish(messages).await
+    }
+
+    async fn deliver(&self, messages: Vec<Publish>) -> Vec<Delivery> {
+        self.producer.deliver(&messages).await
     }
 
     fn take_suspicion(&self) -> bool {

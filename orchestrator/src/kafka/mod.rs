@@ -1,6 +1,7 @@
 //! The only code that speaks to Kafka.
 //!
-//! For: timers in, messages out ([`KafkaBus`] behind [`crate::bus::Bus`]) and the topics they need ([`topics`]). Relies
+//! For: timers in, messages out ([`KafkaBus`] behind [`crate::bus::Bus`]), replies and commands in
+//! ([`KafkaFeed`] behind [`crate::feed::Feed`]) and the topics they need ([`topics`]). Relies
 //! on librdkafka, on [`crate::timer`] for every decision about time, and on a function from intake for the due time in
 //! a value. Never: knows a definition, touches Postgres, or commits an offset before everything up to it is done.
 //!
@@ -15,8 +16,10 @@ mod assignment;
 mod bus;
 mod consumer;
 mod context;
+mod feed;
 mod health;
 mod metrics;
+mod outlet;
 #[cfg(feature = "planted")]
 mod plant;
 mod poll_thread;
@@ -29,7 +32,9 @@ pub mod topics;
 
 pub use assignment::PartitionView;
 pub use bus::KafkaBus;
+pub use feed::KafkaFeed;
 pub use metrics::describe_metrics;
+pub use outlet::Outlet;
 pub use record::{DUE_HEADER, HOPPED_AT_HEADER, HOPS_HEADER};
 pub use settings::Settings;
 

@@ -31,6 +31,8 @@ pub struct Settings {
     pub partitions: i32,
     /// Copies of each partition; -1 is the brokers' default.
     pub replication: i32,
+    /// Participants that are reached over Kafka: each has a topic of commands, all have one for their replies.
+    pub queued: Vec<String>,
     /// librdkafka properties that come last; `consumer.` or `producer.` before a name limits it to that client.
     pub extra: BTreeMap<String, String>,
 }
@@ -96,6 +98,7 @@ impl Settings {
             .to_vec(),
             partitions: 12,
             replication: -1,
+            queued: Vec::new(),
             extra: BTreeMap::new(),
         }
     }
@@ -206,6 +209,29 @@ impl Settings {
         if let Some(instance_id) = &self.instance_id {
             config.set("group.instance.id", instance_id);
         }
+        self.add_extra(&mut config, "consumer.", "producer.")?;
+        Ok(config)
+    }
+
+    /// A member of a group that reads what is settled as soon as it is read. Six seconds is the shortest session that brokers
+    /// allow by default: for so long nobody reads what a killed member had.
+    pub(super) fn feed_config(&self, group: &str) -> Result<ClientConfig, Error> {
+        let mut config = self.client_config();
+        config
+            .set("group.id", group)
+            .set("group.protocol", "classic")
+            .set("partition.assignment.strategy", "cooperative-sticky")
+            .set("enable.auto.commit", "false")
+            .set("enable.auto.offset.store", "false")
+            .set("auto.offset.reset", "earliest")
+            .set("session.timeout.ms", "6000")
+            .set("heartbeat.interval.ms", "1500")
+            .set("max.poll.interval.ms", "30000")
+            .set("topic.metadata.refresh.interval.ms", "15000")
+            .set("allow.auto.create.topics", "false")
+            .set("queued.max.messages.kbytes", "1024")
+            .set("fetch.queue.backoff.ms", "50")
+            .set("check.crcs", "true");
         self.add_extra(&mut config, "consumer.", "producer.")?;
         Ok(config)
     }

@@ -19,6 +19,7 @@ use rdkafka::mocking::MockCluster;
 use super::Error;
 use super::context::Logs;
 use super::settings::Settings;
+use crate::bus::{REPLIES, commands_topic};
 use crate::timer::name;
 
 /// Records outlive their delay by this, so that an outage of a week loses no timer.
@@ -184,7 +185,19 @@ fn wanted(settings: &Settings) -> Vec<Wanted> {
     let outputs = OUTPUTS
         .iter()
         .map(|short| topic(settings.topic(short), none, false));
-    buckets.chain([schedule]).chain(outputs).collect()
+    let queues = settings
+        .queued
+        .iter()
+        .map(|participant| commands_topic(participant));
+    let replies = (!settings.queued.is_empty()).then(|| REPLIES.to_owned());
+    let queues = queues
+        .chain(replies)
+        .map(|short| topic(settings.topic(&short), none, false));
+    buckets
+        .chain([schedule])
+        .chain(outputs)
+        .chain(queues)
+        .collect()
 }
 
 impl Wanted {

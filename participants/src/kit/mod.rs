@@ -2,6 +2,7 @@
 //!
 //! Relies on [`lapse_sagas`] for the words. Never: retries, or decides what happens next; that is the coordinator's.
 
+pub mod answer;
 pub mod barrier;
 pub mod db;
 
