@@ -76,6 +76,10 @@ fn describe() {
         "lapse_stale_replies_total",
         "Answers that came too late to matter, by outcome."
     );
+    describe_counter!(
+        "lapse_stray_replies_total",
+        "Answers for commands that were not asked for, by participant."
+    );
     describe_histogram!(
         "lapse_call_duration_seconds",
         "Calls to participants, by participant and operation."

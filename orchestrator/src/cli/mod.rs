@@ -25,6 +25,7 @@ mod look;
 mod migrate;
 mod run;
 mod shop;
+mod shop_serve;
 mod start;
 mod topics;
 mod validate;

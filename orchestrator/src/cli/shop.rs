@@ -36,6 +36,8 @@ pub(super) enum Command {
     Fail(Fail),
     /// New units arrive.
     Stock(Stock),
+    /// Serve orders and stock to coordinators elsewhere, until SIGTERM.
+    Serve(super::shop_serve::Args),
 }
 
 /// Flags of `lapse shop place`.
@@ -103,6 +105,7 @@ pub(super) struct Stock {
 pub(super) async fn run(context: Context, command: Command) -> anyhow::Result<()> {
     let shop = Shop::new(service::shop_database(&context.config)?);
     let ended = match command {
+        Command::Serve(args) => return super::shop_serve::run(context, args).await,
         Command::Place(args) => place(&context, &shop, args).await,
         Command::Pay(which) => pay(&context, &shop, &which.order()).await,
         Command::Show(which) => show(&context, &shop, &which.order()).await,
