@@ -85,9 +85,16 @@ pub enum Delivery {
     Unknown,
 }
 
+/// Where messages go that are not to be repeated blindly.
+#[async_trait]
+pub trait Outlet: Send + Sync + 'static {
+    /// Produces messages; what became of each. One that failed holds up none after it.
+    async fn deliver(&self, messages: Vec<Publish>) -> Vec<Delivery>;
+}
+
 /// Kafka as the coordinator sees it.
 #[async_trait]
-pub trait Bus: Send + Sync + 'static {
+pub trait Bus: Outlet {
     /// Up to `max` ripe records, earliest due first; waits until there is at least one. Cancel safe.
     async fn ripe(&self, max: usize) -> Vec<Ripe>;
 
@@ -99,19 +106,6 @@ pub trait Bus: Send + Sync + 'static {
 
     /// Produces messages; true for each that has its delivery report. Order within a key is kept.
     async fn publish(&self, messages: Vec<Publish>) -> Vec<bool>;
-
-    /// Produces messages that are not to be repeated blindly: what became of each. One that failed holds up none after it.
-    async fn deliver(&self, messages: Vec<Publish>) -> Vec<Delivery> {
-        let delivery = |arrived| match arrived {
-            true => Delivery::Delivered,
-            false => Delivery::Unknown,
-        };
-        self.publish(messages)
-            .await
-            .into_iter()
-            .map(delivery)
-            .collect()
-    }
 
     /// Whether anything was lost or may have been since the last call: offset gaps, a committed offset below the low
     /// watermark. The sweep runs at once when so.
@@ -254,6 +248,18 @@ impl MemoryBus {
 }
 
 #[async_trait]
+impl Outlet for MemoryBus {
+    async fn deliver(&self, messages: Vec<Publish>) -> Vec<Delivery> {
+        let delivery = |arrived| match arrived {
+            true => Delivery::Delivered,
+            false => Delivery::NotSent,
+        };
+        let delivered = self.publish(messages).await;
+        delivered.into_iter().map(delivery).collect()
+    }
+}
+
+#[async_trait]
 impl Bus for MemoryBus {
     async fn ripe(&self, max: usize) -> Vec<Ripe> {
         loop {
@@ -292,15 +298,6 @@ impl Bus for MemoryBus {
         }
         drop(state);
         self.changed.notify_waiters();
-    }
-
-    async fn deliver(&self, messages: Vec<Publish>) -> Vec<Delivery> {
-        let delivery = |arrived| match arrived {
-            true => Delivery::Delivered,
-            false => Delivery::NotSent,
-        };
-        let delivered = self.publish(messages).await;
-        delivered.into_iter().map(delivery).collect()
     }
 
     async fn publish(&self, messages: Vec<Publish>) -> Vec<bool> {

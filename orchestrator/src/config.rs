@@ -18,12 +18,14 @@ mod check;
 mod layers;
 mod order_owners;
 mod participants;
+mod secret;
 #[cfg(test)]
 mod tests;
 
 pub use alerts::{Alerts, Webhook};
 pub use order_owners::OrderOwner;
 pub use participants::{Participant, Transport};
+pub use secret::Secret;
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -84,6 +84,14 @@ fn describe() {
         "lapse_replies_ignored_total",
         "Answers read from Kafka for no saga that is known, by why."
     );
+    describe_counter!(
+        "lapse_stray_replies_total",
+        "Answers for commands that were not asked for, by participant."
+    );
+    describe_counter!(
+        "lapse_shop_unreadable_commands_total",
+        "Commands on Kafka that the reference shop could not read."
+    );
     describe_histogram!(
         "lapse_call_duration_seconds",
         "Calls to participants, by participant and operation."

@@ -25,6 +25,7 @@ mod look;
 mod migrate;
 mod run;
 mod shop;
+mod shop_serve;
 mod start;
 mod topics;
 mod validate;
@@ -136,6 +137,7 @@ pub(crate) struct Context {
 /// Parses, runs, reports.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
+    crate::tls::install();
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

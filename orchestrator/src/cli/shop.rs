@@ -9,19 +9,12 @@ use serde_json::json;
 
 use super::{Context, Exit, answer};
 use crate::service;
+use crate::shop_serve::OPERATIONS;
 use crate::store::pg::PgStore;
 use crate::store::{Store, db};
 
 /// So many units arrive of what the shop never had.
 const FIRST_STOCK: u32 = 1_000;
-
-/// What can be made to go wrong.
-const OPERATIONS: [&str; 4] = [
-    "CancelOrder",
-    "ReopenOrder",
-    "ReplenishStock",
-    "WithdrawStock",
-];
 
 /// What to do with the shop.
 #[derive(clap::Subcommand)]
@@ -36,6 +29,8 @@ pub(super) enum Command {
     Fail(Fail),
     /// New units arrive.
     Stock(Stock),
+    /// Serve orders and stock to coordinators elsewhere, until SIGTERM.
+    Serve(super::shop_serve::Args),
 }
 
 /// Flags of `lapse shop place`.
@@ -103,6 +98,7 @@ pub(super) struct Stock {
 pub(super) async fn run(context: Context, command: Command) -> anyhow::Result<()> {
     let shop = Shop::new(service::shop_database(&context.config)?);
     let ended = match command {
+        Command::Serve(args) => return super::shop_serve::run(context, args).await,
         Command::Place(args) => place(&context, &shop, args).await,
         Command::Pay(which) => pay(&context, &shop, &which.order()).await,
         Command::Show(which) => show(&context, &shop, &which.order()).await,

@@ -3,12 +3,12 @@
 //! Relies on the participant to say what may have been applied ([`CallError`]). Never: halves after a time-out, or
 //! counts an attempt for what was not tried.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use lapse_participants::kit::{CallError, Command, Participant, Reply};
+use lapse_participants::kit::{CallError, Command, Participant, Reply, deadline};
 use lapse_sagas::definition::Call;
 use lapse_sagas::{
     Active, CommandId, Definition, Direction, Event, Outcome, Phase, StepId, transition,
@@ -174,7 +174,7 @@ impl Context<'_> {
     async fn call(&self, sagas: &[Saga]) -> Called {
         let commands: Vec<Command> = sagas.iter().filter_map(|saga| self.command(saga)).collect();
         let began = std::time::Instant::now();
-        let result = tokio::time::timeout(self.timeout, self.call_undisturbed(&commands))
+        let result = deadline::within(self.timeout, self.call_undisturbed(&commands))
             .await
             .unwrap_or_else(|_| {
                 let words = format!("timeout: no answer in {:?}", self.timeout);
@@ -185,6 +185,9 @@ impl Context<'_> {
         .record(began.elapsed().as_secs_f64());
         match result {
             Ok(replies) => Called::Answered(self.events(sagas, replies)),
+            Err(CallError::Partly { replies, rest }) => {
+                Called::Answered(self.partly(sagas, replies, &rest))
+            }
             Err(CallError::Data(_) | CallError::Locked(_)) if sagas.len() > 1 => Called::Halve,
             Err(CallError::Data(error)) => Called::Answered(self.all(
                 sagas,
@@ -251,6 +254,30 @@ impl Context<'_> {
                 self.replied(saga, outcomes.remove(&id).unwrap_or_else(missing))
             })
             .collect()
+    }
+
+    /// Replies to events; a command without a reply waits, nothing of it was applied.
+    fn partly(&self, sagas: &[Saga], replies: Vec<Reply>, rest: &CallError) -> Vec<Event> {
+        let answered: HashSet<CommandId> = replies
+            .iter()
+            .map(|reply| reply.command_id.clone())
+            .collect();
+        let is_answered = |saga: &&Saga| {
+            let id = saga.state.command_id(&self.key.step, self.key.direction);
+            answered.contains(&id)
+        };
+        let told: Vec<Saga> = sagas.iter().filter(is_answered).cloned().collect();
+        let mut told = self.events(&told, replies).into_iter();
+        let mut held = self.deferred(sagas, LOCKED_FOR, rest).into_iter();
+        let event = |saga: &Saga| {
+            let held = held.next();
+            if is_answered(&saga) {
+                told.next()
+            } else {
+                held
+            }
+        };
+        sagas.iter().filter_map(event).collect()
     }
 
     fn all(&self, sagas: &[Saga], outcome: &Outcome) -> Vec<Event> {

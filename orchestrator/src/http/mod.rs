@@ -97,25 +97,36 @@ async fn metrics(State(site): State<Site>) -> Response {
 }
 
 /// An error as `application/problem+json` (RFC 9457).
-struct Problem {
+pub(crate) struct Problem {
     status: StatusCode,
     code: &'static str,
     detail: String,
     more: serde_json::Value,
+    header: Option<(header::HeaderName, String)>,
 }
 
 impl Problem {
-    fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Problem {
+    pub(crate) fn new(
+        status: StatusCode,
+        code: &'static str,
+        detail: impl Into<String>,
+    ) -> Problem {
         Problem {
             status,
             code,
             detail: detail.into(),
             more: serde_json::Value::Null,
+            header: None,
         }
     }
 
     fn with(mut self, more: serde_json::Value) -> Problem {
         self.more = more;
+        self
+    }
+
+    pub(crate) fn with_header(mut self, name: header::HeaderName, value: String) -> Problem {
+        self.header = Some((name, value));
         self
     }
 }
@@ -135,6 +146,7 @@ impl IntoResponse for Problem {
         (
             self.status,
             [(header::CONTENT_TYPE, "application/problem+json")],
+            axum::response::AppendHeaders(self.header),
             body.to_string(),
         )
             .into_response()

@@ -15,7 +15,7 @@ use super::poll_thread;
 use super::producer::Producer;
 use super::settings::Settings;
 use super::shared::Shared;
-use crate::bus::{Bus, Clock, Delivery, DueTime, Origin, Publish, Ripe};
+use crate::bus::{Bus, Clock, Delivery, DueTime, Origin, Outlet, Publish, Ripe};
 
 /// Kafka as the coordinator sees it: a poll thread, a producer, and what they share.
 pub struct KafkaBus {
@@ -87,6 +87,13 @@ impl Drop for KafkaBus {
 }
 
 #[async_trait]
+impl Outlet for KafkaBus {
+    async fn deliver(&self, messages: Vec<Publish>) -> Vec<Delivery> {
+        self.producer.deliver(&messages).await
+    }
+}
+
+#[async_trait]
 impl Bus for KafkaBus {
     async fn ripe(&self, max: usize) -> Vec<Ripe> {
         loop {
@@ -126,10 +133,6 @@ impl Bus for KafkaBus {
 
     async fn publish(&self, messages: Vec<Publish>) -> Vec<bool> {
         self.producer.publish(messages).await
-    }
-
-    async fn deliver(&self, messages: Vec<Publish>) -> Vec<Delivery> {
-        self.producer.deliver(&messages).await
     }
 
     fn take_suspicion(&self) -> bool {

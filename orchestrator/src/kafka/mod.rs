@@ -34,7 +34,7 @@ pub use assignment::PartitionView;
 pub use bus::KafkaBus;
 pub use feed::KafkaFeed;
 pub use metrics::describe_metrics;
-pub use outlet::Outlet;
+pub use outlet::KafkaOutlet;
 pub use record::{DUE_HEADER, HOPPED_AT_HEADER, HOPS_HEADER};
 pub use settings::Settings;
 

@@ -2,34 +2,38 @@
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
+
 use super::Error;
 use super::assignment::Assignment;
 use super::producer::Producer;
 use super::settings::Settings;
 use super::shared::Shared;
-use crate::bus::{Delivery, Publish};
+use crate::bus::{Delivery, Outlet, Publish};
 
 /// Messages out.
-pub struct Outlet {
+pub struct KafkaOutlet {
     producer: Producer,
 }
 
-impl Outlet {
+impl KafkaOutlet {
     /// Connects in the background.
     ///
     /// # Errors
     /// [`Error::Settings`] if the client does not take the settings.
-    pub fn new(settings: &Settings) -> Result<Outlet, Error> {
+    pub fn new(settings: &Settings) -> Result<KafkaOutlet, Error> {
         let shares = settings.shares()?;
         let assignment = Assignment::new(settings.checked_buckets()?, shares.window);
         // Only hops, and there are none here, look at an assignment or a clock.
         let shared = Shared::new(assignment, Arc::new(chrono::Utc::now));
         let producer = Producer::new(settings, Arc::new(shared))?;
-        Ok(Outlet { producer })
+        Ok(KafkaOutlet { producer })
     }
+}
 
-    /// Produces messages; what became of each, in order.
-    pub async fn deliver(&self, messages: Vec<Publish>) -> Vec<Delivery> {
+#[async_trait]
+impl Outlet for KafkaOutlet {
+    async fn deliver(&self, messages: Vec<Publish>) -> Vec<Delivery> {
         self.producer.deliver(&messages).await
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Relies on the tally of the load. Never: looks before everything is at rest.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
 use lapse_participants::shop::PayOutcome;
@@ -15,8 +15,9 @@ use crate::load::Tally;
 use crate::orders::{Fate, Plan, Route, number};
 use crate::rig::Rig;
 
-/// Timers are allowed to be late so long after a fault is over: a session that has to run out, and a backlog.
-const AFTERMATH: Duration = Duration::from_secs(10);
+/// Timers are allowed to be late so long after a fault is over: a session that has to run out, a group that has to be
+/// joined again, and a backlog.
+const AFTERMATH: Duration = Duration::from_secs(20);
 
 /// One check, as `lapse verify` writes its own.
 #[derive(Clone, Debug, Serialize)]
@@ -46,6 +47,8 @@ impl Check {
 /// An order at the end.
 #[derive(Clone, Debug, FromRow)]
 pub struct Order {
+    #[sqlx(skip)]
+    has_saga: bool,
     order_id: String,
     pub status: String,
     needs_attention: bool,
@@ -53,18 +56,22 @@ pub struct Order {
     placed_at: Timestamp,
     cancelled_at: Option<Timestamp>,
     cancel_reason: Option<String>,
-    has_saga: bool,
 }
 
 /// All orders, by number.
 pub async fn orders(rig: &Rig) -> anyhow::Result<BTreeMap<usize, Order>> {
-    let orders: Vec<Order> = sqlx::query_as(
-        "select o.order_id, o.status, o.needs_attention, o.due_at, o.placed_at, o.cancelled_at, o.cancel_reason,
-             exists (select from lapse.saga_key k where k.business_key = o.order_id) as has_saga
-         from shop.orders o",
+    let mut orders: Vec<Order> = sqlx::query_as(
+        "select order_id, status, needs_attention, due_at, placed_at, cancelled_at, cancel_reason from shop.orders",
     )
-    .fetch_all(&rig.pool)
+    .fetch_all(&rig.shop_pool)
     .await?;
+    let keys: Vec<String> = sqlx::query_scalar("select business_key from lapse.saga_key")
+        .fetch_all(&rig.pool)
+        .await?;
+    let keys: HashSet<String> = keys.into_iter().collect();
+    for order in &mut orders {
+        order.has_saga = keys.contains(&order.order_id);
+    }
     Ok(orders
         .into_iter()
         .filter_map(|order| Some((number(&order.order_id)?, order)))

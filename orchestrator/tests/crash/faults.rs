@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use serde::Serialize;
 
-use crate::coordinator::Coordinator;
+use crate::process::Process;
+use crate::rig::Participants;
 use crate::services::Services;
 
 /// One kind of fault.
@@ -29,6 +30,10 @@ pub enum Kind {
     PostgresRestarted,
     /// SIGKILL of all its processes, started again at once.
     PostgresKilled,
+    /// A server of the shop: SIGKILL, started again.
+    ShopKilled,
+    /// A server of the shop: SIGSTOP, SIGCONT. It takes connections and answers nothing.
+    ShopStopped,
 }
 
 impl Kind {
@@ -36,7 +41,11 @@ impl Kind {
     pub fn stops_everything(self) -> bool {
         matches!(
             self,
-            Kind::BothCoordinatorsKilled | Kind::PostgresRestarted | Kind::PostgresKilled
+            Kind::BothCoordinatorsKilled
+                | Kind::PostgresRestarted
+                | Kind::PostgresKilled
+                | Kind::ShopKilled
+                | Kind::ShopStopped
         )
     }
 }
@@ -49,7 +58,7 @@ pub struct Planned {
     pub kind: Kind,
     /// From its beginning to the beginning of its end.
     pub lasts: Duration,
-    /// Which coordinator, where it is one.
+    /// Which coordinator or server of the shop, where it is one.
     pub which: usize,
 }
 
@@ -57,7 +66,7 @@ pub struct Planned {
 #[derive(Clone, Debug, Serialize)]
 pub struct Outage {
     pub kind: Kind,
-    /// `a`, `b`, or nothing.
+    /// The name of the one process that suffered, or nothing.
     pub which: Option<String>,
     /// From the start of the run.
     pub began_ms: u128,
@@ -85,29 +94,48 @@ const FULL: [(u64, Kind, u64, usize); 9] = [
     (216, Kind::CoordinatorStopped, 15, 0),
     (246, Kind::BothCoordinatorsKilled, 2, 0),
 ];
+/// In the pauses of the full run, where the shop has servers of its own.
+const FULL_OF_SHOP: [(u64, Kind, u64, usize); 4] = [
+    (22, Kind::ShopKilled, 5, 0),
+    (54, Kind::ShopStopped, 10, 0),
+    (130, Kind::ShopKilled, 8, 1),
+    (186, Kind::ShopStopped, 6, 1),
+];
+/// And of the short one.
+const SHORT_OF_SHOP: [(u64, Kind, u64, usize); 2] =
+    [(10, Kind::ShopKilled, 2, 0), (42, Kind::ShopStopped, 6, 0)];
 /// One round of the full run's faults.
 pub const ROUND: Duration = Duration::from_secs(270);
 
 /// The faults of a short run.
-pub fn short(seed: u64) -> Vec<Planned> {
-    shaken(seed, SHORT.iter(), Duration::ZERO)
+pub fn short(seed: u64, participants: Participants) -> Vec<Planned> {
+    shaken(seed, &SHORT, &SHORT_OF_SHOP, participants, Duration::ZERO)
 }
 
 /// The faults of a full run of so many rounds.
-pub fn full(seed: u64, rounds: u32) -> Vec<Planned> {
-    (0..rounds)
-        .flat_map(|round| shaken(seed ^ u64::from(round), FULL.iter(), ROUND * round))
-        .collect()
+pub fn full(seed: u64, rounds: u32, participants: Participants) -> Vec<Planned> {
+    let round = |round: u32| {
+        let seed = seed ^ u64::from(round);
+        shaken(seed, &FULL, &FULL_OF_SHOP, participants, ROUND * round)
+    };
+    (0..rounds).flat_map(round).collect()
 }
 
-/// Each up to two seconds later than planned.
-fn shaken<'a>(
+/// Each up to two seconds later than planned, in the order of their times.
+fn shaken(
     seed: u64,
-    planned: impl Iterator<Item = &'a (u64, Kind, u64, usize)>,
+    planned: &[(u64, Kind, u64, usize)],
+    of_shop: &[(u64, Kind, u64, usize)],
+    participants: Participants,
     from: Duration,
 ) -> Vec<Planned> {
     let mut random = Rng::with_seed(seed);
+    let has_servers = participants != Participants::InProcess;
+    let of_shop = of_shop.iter().filter(|_| has_servers);
+    let mut planned: Vec<_> = planned.iter().chain(of_shop).collect();
+    planned.sort_by_key(|(at_s, ..)| *at_s);
     planned
+        .into_iter()
         .map(|(at_s, kind, lasts_s, which)| Planned {
             at: from + Duration::from_secs(*at_s) + Duration::from_millis(random.u64(0..2_000)),
             kind: *kind,
@@ -120,7 +148,9 @@ fn shaken<'a>(
 /// Who suffers.
 pub struct Victims<'a> {
     pub services: &'a Services,
-    pub coordinators: &'a mut [Coordinator; 2],
+    pub coordinators: &'a mut [Process; 2],
+    /// None, where the coordinators serve the shop themselves.
+    pub shops: &'a mut [Process],
 }
 
 impl Victims<'_> {
@@ -131,16 +161,24 @@ impl Victims<'_> {
         self.begin(fault).await?;
         tokio::time::sleep_until((from + fault.lasts).into()).await;
         self.end(fault).await?;
-        let of_one = matches!(
-            fault.kind,
-            Kind::CoordinatorKilled | Kind::CoordinatorStopped
-        );
+        let which = match fault.kind {
+            Kind::CoordinatorKilled | Kind::CoordinatorStopped => {
+                Some(self.coordinators[fault.which].name().to_owned())
+            }
+            Kind::ShopKilled | Kind::ShopStopped => Some(self.shop(fault).name().to_owned()),
+            _ => None,
+        };
         Ok(Outage {
             kind: fault.kind,
-            which: of_one.then(|| self.coordinators[fault.which].name().to_owned()),
+            which,
             began_ms,
             lasted_ms: from.elapsed().as_millis(),
         })
+    }
+
+    fn shop(&mut self, fault: &Planned) -> &mut Process {
+        let at = fault.which % self.shops.len();
+        &mut self.shops[at]
     }
 
     async fn begin(&mut self, fault: &Planned) -> anyhow::Result<()> {
@@ -153,6 +191,8 @@ impl Victims<'_> {
             Kind::BrokerKilled => self.services.tell("kafka", "kill").await,
             Kind::PostgresRestarted => self.services.tell("postgres", "restart").await,
             Kind::PostgresKilled => self.services.tell("postgres", "kill").await,
+            Kind::ShopKilled => self.shop(fault).kill().await,
+            Kind::ShopStopped => self.shop(fault).stop().await,
         }
     }
 
@@ -175,6 +215,14 @@ impl Victims<'_> {
             Kind::BrokerStopped | Kind::BrokerKilled => self.services.tell("kafka", "start").await,
             Kind::PostgresRestarted => Ok(()),
             Kind::PostgresKilled => self.services.tell("postgres", "start").await,
+            Kind::ShopKilled => {
+                self.shop(fault).start()?;
+                self.shop(fault).ready().await
+            }
+            Kind::ShopStopped => {
+                self.shop(fault).go_on().await?;
+                self.shop(fault).ready().await
+            }
         }
     }
 }

@@ -5,26 +5,43 @@
 //! `crash`. Never: touches servers that somebody else uses.
 
 mod check;
-mod coordinator;
 mod faults;
 mod load;
 mod orders;
 #[cfg(feature = "planted")]
 mod planted;
+mod process;
 mod report;
 mod rig;
 mod run;
 mod services;
 
+use rig::Participants;
 use services::Services;
 
 #[tokio::test]
 async fn nothing_is_lost_or_doubled_through_kills_stops_and_outages() -> anyhow::Result<()> {
     let test = "nothing_is_lost_or_doubled_through_kills_stops_and_outages";
+    holds(test, run::Size::from_environment()?).await
+}
+
+#[tokio::test]
+async fn nothing_is_lost_or_doubled_with_the_shop_over_http() -> anyhow::Result<()> {
+    let test = "nothing_is_lost_or_doubled_with_the_shop_over_http";
+    holds(test, run::Size::short(run::seed()?, Participants::Http)).await
+}
+
+#[tokio::test]
+async fn nothing_is_lost_or_doubled_with_the_shop_over_kafka() -> anyhow::Result<()> {
+    let test = "nothing_is_lost_or_doubled_with_the_shop_over_kafka";
+    holds(test, run::Size::short(run::seed()?, Participants::Kafka)).await
+}
+
+async fn holds(test: &str, size: run::Size) -> anyhow::Result<()> {
     let Some(services) = Services::alone(test).await? else {
         return Ok(());
     };
-    let report = run::run(&services, &run::Size::from_environment()?).await?;
+    let report = run::run(&services, &size).await?;
     anyhow::ensure!(report.ok, "it does not hold: {:#?}", report.broken());
     Ok(())
 }

@@ -16,7 +16,7 @@ use rust_decimal::Decimal;
 use serde_json::Value;
 
 use crate::load::{now, order_ref};
-use crate::rig::{Rig, until};
+use crate::rig::{Participants, Rig, until};
 use crate::services::Services;
 
 const ORDERS: usize = 40;
@@ -60,7 +60,10 @@ impl Verdict {
 /// A coordinator is stopped in the middle of calls, another one takes over and finishes, the first one wakes up and
 /// records what it thinks. Nothing but the fence keeps its record out: the key of the history is dropped.
 pub async fn late_writer(services: &Services, plant: Option<&str>) -> anyhow::Result<Verdict> {
-    let rig = Rig::build(services, plant.map_or("fenced", |_| "unfenced"), &[]).await?;
+    let rig = {
+        let name = plant.map_or("fenced", |_| "unfenced");
+        Rig::build(services, name, Participants::InProcess, &[]).await?
+    };
     rig.drop_history_key().await?;
     let mut a = rig.coordinator("a", plant)?;
     a.start()?;
@@ -99,7 +102,10 @@ pub async fn late_writer(services: &Services, plant: Option<&str>) -> anyhow::Re
 /// is off.
 pub async fn lost_windows(services: &Services, plant: Option<&str>) -> anyhow::Result<Verdict> {
     let name = plant.map_or("late-commits", |_| "early-commits");
-    let rig = Rig::build(services, name, &[("LAPSE__SWEEP__ENABLED", "false")]).await?;
+    let rig = {
+        let no_sweep = [("LAPSE__SWEEP__ENABLED", "false")];
+        Rig::build(services, name, Participants::InProcess, &no_sweep).await?
+    };
     let (mut a, mut b) = (rig.coordinator("a", plant)?, rig.coordinator("b", plant)?);
     a.start()?;
     b.start()?;

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::check::{Check, Latenesses};
 use crate::faults::{Kind, Outage};
+use crate::rig::Participants;
 
 /// Everything there is to say.
 #[derive(Clone, Debug, Serialize)]
@@ -18,6 +19,8 @@ pub struct Report {
     pub ok: bool,
     pub seed: u64,
     pub orders: usize,
+    /// Where the shop was served.
+    pub participants: Participants,
     /// How often each.
     pub faults: BTreeMap<Kind, usize>,
     /// The answer of `lapse verify`.
@@ -104,6 +107,13 @@ impl Report {
             (
                 "orders",
                 format!("{}, {:.0} a second", self.orders, self.orders_per_s),
+            ),
+            (
+                "participants",
+                json!(self.participants)
+                    .as_str()
+                    .unwrap_or_default()
+                    .to_owned(),
             ),
             ("paid", counts.paid.to_string()),
             ("cancelled", counts.cancelled.to_string()),

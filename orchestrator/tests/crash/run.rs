@@ -11,12 +11,12 @@ use anyhow::Context;
 use lapse_participants::shop::PayOutcome;
 
 use crate::check::{self, Order};
-use crate::coordinator::Coordinator;
 use crate::faults::{self, Outage, Planned, Victims};
 use crate::load::{Load, Tally, now};
 use crate::orders::{self, Fate, Plan, Route};
+use crate::process::Process;
 use crate::report::{Counts, Report};
-use crate::rig::{NotDone, Rig, until};
+use crate::rig::{NotDone, Participants, Rig, until};
 use crate::services::{NAME, Services, target};
 
 /// Guarantee G7, through the loss of any coordinator or of Kafka.
@@ -36,41 +36,38 @@ pub struct Size {
     seed: u64,
     placing: Duration,
     longest: Duration,
+    participants: Participants,
     faults: Vec<Planned>,
     result: PathBuf,
 }
 
 impl Size {
-    /// `ORDERS` and `SEED`; without `ORDERS` it is the short run, whose result does not touch that of the full one.
+    /// `ORDERS`, `SEED` and `PARTICIPANTS`; without `ORDERS` it is the short run, whose result does not touch that of the
+    /// full one.
     pub fn from_environment() -> anyhow::Result<Size> {
-        let number = |name: &str| match std::env::var(name) {
-            Ok(text) if !text.is_empty() => {
-                let number: u64 = text
-                    .parse()
-                    .with_context(|| format!("{name}={text} is not a whole number"))?;
-                anyhow::Ok(Some(number))
-            }
-            _ => Ok(None),
-        };
-        let seed = number("SEED")?.unwrap_or_else(|| fastrand::u64(0..1_000_000));
+        let (participants, seed) = (Participants::from_environment()?, seed()?);
         Ok(match number("ORDERS")? {
-            Some(orders) => Size::full(usize::try_from(orders)?.max(100), seed),
-            None => Size::short(seed),
+            Some(orders) => Size::full(usize::try_from(orders)?.max(100), seed, participants),
+            None => Size::short(seed, participants),
         })
     }
 
-    fn short(seed: u64) -> Size {
+    /// A run of a minute.
+    pub fn short(seed: u64, participants: Participants) -> Size {
         Size {
             orders: SHORT_ORDERS,
             seed,
             placing: Duration::from_secs(45),
             longest: Duration::from_secs(16),
-            faults: faults::short(seed),
-            result: target().join(NAME).join("short.json"),
+            participants,
+            faults: faults::short(seed, participants),
+            result: target()
+                .join(NAME)
+                .join(format!("short-{}.json", participants.name())),
         }
     }
 
-    fn full(orders: usize, seed: u64) -> Size {
+    fn full(orders: usize, seed: u64, participants: Participants) -> Size {
         let a_round = Duration::from_secs(240);
         let placing = a_round.max(Duration::from_secs((orders / ORDERS_PER_S) as u64));
         let rounds = placing.as_secs().div_ceil(faults::ROUND.as_secs()) as u32;
@@ -79,24 +76,49 @@ impl Size {
             seed,
             placing,
             longest: Duration::from_secs(60),
-            faults: faults::full(seed, rounds),
+            participants,
+            faults: faults::full(seed, rounds, participants),
             result: target().join("crash.json"),
         }
+    }
+}
+
+/// `SEED`, or any.
+pub fn seed() -> anyhow::Result<u64> {
+    Ok(number("SEED")?.unwrap_or_else(|| fastrand::u64(0..1_000_000)))
+}
+
+fn number(name: &str) -> anyhow::Result<Option<u64>> {
+    match std::env::var(name) {
+        Ok(text) if !text.is_empty() => {
+            let number = text.parse();
+            let number = number.with_context(|| format!("{name}={text} is not a whole number"))?;
+            Ok(Some(number))
+        }
+        _ => Ok(None),
     }
 }
 
 /// Runs, counts, writes the result.
 pub async fn run(services: &Services, size: &Size) -> anyhow::Result<Report> {
     let plans = orders::plan(size.seed, size.orders, size.placing, size.longest);
-    let rig = Rig::build(services, "main", &[]).await?;
+    let rig = Rig::build(services, size.participants.name(), size.participants, &[]).await?;
     println!(
-        "SEED={} ORDERS={}  {} faults, {} s of placing, logs in {}",
+        "SEED={} ORDERS={}  participants {:?}, {} faults, {} s of placing, logs in {}",
         size.seed,
         size.orders,
+        size.participants,
         size.faults.len(),
         size.placing.as_secs(),
         rig.directory.display()
     );
+    let mut shops = rig.shop_servers();
+    for shop in &mut shops {
+        shop.start()?;
+    }
+    for shop in &mut shops {
+        shop.ready().await?;
+    }
     let mut coordinators = [rig.coordinator("a", None)?, rig.coordinator("b", None)?];
     for coordinator in &mut coordinators {
         coordinator.start()?;
@@ -108,7 +130,7 @@ pub async fn run(services: &Services, size: &Size) -> anyhow::Result<Report> {
     let load = Load::new(&rig, &plans)?;
     load.stock_up().await?;
     let (began, began_at) = (Instant::now(), now());
-    let bring_on = bring_on(services, &mut coordinators, &size.faults, began);
+    let bring_on = bring_on(services, &mut coordinators, &mut shops, &size.faults, began);
     let work = async { tokio::try_join!(load.run(), bring_on).map(|((), outages)| outages) };
     let outages = tokio::select! {
         outages = work => outages?,
@@ -117,6 +139,9 @@ pub async fn run(services: &Services, size: &Size) -> anyhow::Result<Report> {
     let at_rest = at_rest(&rig, &load, began, &mut coordinators).await?;
     let [a, b] = &mut coordinators;
     let (a, b) = tokio::try_join!(a.drain(), b.drain())?;
+    for shop in &mut shops {
+        shop.drain().await?;
+    }
 
     let late_after = late_after(&outages);
     let (verified, verify) = rig.verify(late_after).await?;
@@ -129,6 +154,7 @@ pub async fn run(services: &Services, size: &Size) -> anyhow::Result<Report> {
         ok: false,
         seed: size.seed,
         orders: plans.len(),
+        participants: size.participants,
         faults: counted(&outages),
         never_happened: never_happened(&verify, &counts),
         verify,
@@ -157,13 +183,15 @@ pub async fn run(services: &Services, size: &Size) -> anyhow::Result<Report> {
 /// One fault after the other.
 async fn bring_on(
     services: &Services,
-    coordinators: &mut [Coordinator; 2],
+    coordinators: &mut [Process; 2],
+    shops: &mut [Process],
     faults: &[Planned],
     began: Instant,
 ) -> anyhow::Result<Vec<Outage>> {
     let mut victims = Victims {
         services,
         coordinators,
+        shops,
     };
     let mut outages = Vec::new();
     for fault in faults {
@@ -180,8 +208,8 @@ async fn bring_on(
             fault.kind,
             outage.lasted_ms as f64 / 1_000.0
         );
-        for coordinator in victims.coordinators.iter_mut() {
-            coordinator.still_runs()?;
+        for process in victims.coordinators.iter_mut().chain(&mut *victims.shops) {
+            process.still_runs()?;
         }
         outages.push(outage);
     }
@@ -226,7 +254,7 @@ async fn at_rest(
     rig: &Rig,
     load: &Load<'_>,
     began: Instant,
-    coordinators: &mut [Coordinator; 2],
+    coordinators: &mut [Process; 2],
 ) -> anyhow::Result<lapse_sagas::Timestamp> {
     // In the order in which they empty.
     let still_there = [

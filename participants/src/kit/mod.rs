@@ -5,6 +5,7 @@
 pub mod answer;
 pub mod barrier;
 pub mod db;
+pub mod deadline;
 
 use std::time::Duration;
 
@@ -114,6 +115,14 @@ pub enum CallError {
     /// Answered, and not understood (garbage, other 5xx): anything may have been applied.
     #[error("{0}")]
     Unknown(String),
+    /// Some commands were answered, or may have been applied; of the rest nothing was.
+    #[error("{rest}")]
+    Partly {
+        /// Of those that were answered or may have been applied.
+        replies: Vec<Reply>,
+        /// Why the others were not done: one of the errors after which nothing was applied.
+        rest: Box<CallError>,
+    },
 }
 
 impl CallError {

@@ -1,4 +1,5 @@
-//! One coordinator as a process: started, killed, stopped, continued, drained.
+//! One process of the binary under test, a coordinator or a server of the shop: started, killed, stopped, continued,
+//! drained.
 //!
 //! Relies on `/readyz` and `/metrics`; its log is appended to one file over all of its starts. Never: survives the test.
 
@@ -14,33 +15,35 @@ use tokio::process::{Child, Command};
 use crate::rig::until;
 
 const READY_WITHIN: Duration = Duration::from_secs(60);
-/// The promise of `lapse run`: SIGTERM to exit.
+/// The promise of `lapse run` and `lapse shop serve`: SIGTERM to exit.
 const DRAINED_WITHIN: Duration = Duration::from_secs(10);
 
-/// A coordinator.
-pub struct Coordinator {
+/// A process.
+pub struct Process {
     name: String,
+    words: Vec<String>,
     environment: Vec<(String, String)>,
     port: u16,
     log: PathBuf,
     child: Option<Child>,
 }
 
-impl Coordinator {
-    /// Not started yet. It keeps its port, its member name and its log over all starts.
-    pub fn new(
+impl Process {
+    /// A coordinator, not started yet. It keeps its port, its member name and its log over all starts.
+    pub fn coordinator(
         name: &str,
         mut environment: Vec<(String, String)>,
         log: PathBuf,
-    ) -> anyhow::Result<Coordinator> {
+    ) -> anyhow::Result<Process> {
         let port = free_port()?;
         let own = [
             ("LAPSE__HTTP__LISTEN", format!("127.0.0.1:{port}")),
             ("LAPSE__KAFKA__INSTANCE_ID", format!("crash-{name}")),
         ];
         environment.extend(own.map(|(key, value)| (key.to_owned(), value)));
-        Ok(Coordinator {
+        Ok(Process {
             name: name.to_owned(),
+            words: vec!["run".to_owned()],
             environment,
             port,
             log,
@@ -48,7 +51,33 @@ impl Coordinator {
         })
     }
 
-    /// `a` or `b`.
+    /// A server of the shop, not started yet, on a port of its own that it keeps. `transports` are its further flags.
+    pub fn shop(
+        name: &str,
+        transports: &[&str],
+        mut environment: Vec<(String, String)>,
+        port: u16,
+        log: PathBuf,
+    ) -> Process {
+        let instance_id = (
+            "LAPSE__KAFKA__INSTANCE_ID".to_owned(),
+            format!("crash-{name}"),
+        );
+        environment.push(instance_id);
+        let listen = format!("127.0.0.1:{port}");
+        let words = ["shop", "serve", "--listen", &listen];
+        let words = words.iter().chain(transports);
+        Process {
+            name: name.to_owned(),
+            words: words.map(|word| (*word).to_owned()).collect(),
+            environment,
+            port,
+            log,
+            child: None,
+        }
+    }
+
+    /// What it is called in logs.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -58,11 +87,15 @@ impl Coordinator {
         let log = File::options().create(true).append(true).open(&self.log)?;
         let mut command = lapse(&self.environment);
         command
-            .arg("run")
+            .args(&self.words)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log);
-        self.child = Some(command.spawn().context("start lapse run")?);
+        self.child = Some(
+            command
+                .spawn()
+                .with_context(|| format!("start lapse {:?}", self.words))?,
+        );
         Ok(())
     }
 
@@ -73,7 +106,7 @@ impl Coordinator {
             self.still_runs()?;
             ensure!(
                 Instant::now() < deadline,
-                "coordinator {} is not ready after {READY_WITHIN:?}, see {}",
+                "{} is not ready after {READY_WITHIN:?}, see {}",
                 self.name,
                 self.log.display()
             );
@@ -86,7 +119,10 @@ impl Coordinator {
     pub async fn kill(&mut self) -> anyhow::Result<()> {
         self.still_runs()?;
         let mut child = self.child.take().context("it runs")?;
-        child.kill().await.context("kill a coordinator")
+        child
+            .kill()
+            .await
+            .with_context(|| format!("kill {}", self.name))
     }
 
     /// SIGSTOP: it keeps its connections, its memory and its opinion of the world.
@@ -107,14 +143,11 @@ impl Coordinator {
         let status = tokio::time::timeout(DRAINED_WITHIN, child.wait())
             .await
             .with_context(|| {
-                format!(
-                    "coordinator {} still runs {DRAINED_WITHIN:?} after SIGTERM",
-                    self.name
-                )
+                format!("{} still runs {DRAINED_WITHIN:?} after SIGTERM", self.name)
             })??;
         ensure!(
             status.success(),
-            "coordinator {} ended with {status} after SIGTERM, see {}",
+            "{} ended with {status} after SIGTERM, see {}",
             self.name,
             self.log.display()
         );
@@ -137,12 +170,12 @@ impl Coordinator {
     /// Nobody but a test may end it.
     pub fn still_runs(&mut self) -> anyhow::Result<()> {
         let Some(child) = &mut self.child else {
-            bail!("coordinator {} was not started", self.name)
+            bail!("{} was not started", self.name)
         };
         match child.try_wait()? {
             None => Ok(()),
             Some(status) => bail!(
-                "coordinator {} ended by itself with {status}, see {}",
+                "{} ended by itself with {status}, see {}",
                 self.name,
                 self.log.display()
             ),
@@ -183,12 +216,7 @@ impl Coordinator {
                     .is_none_or(|state| state.contains("State:\tT"))
                     .then_some(())
             };
-            until(
-                "the coordinator is stopped",
-                Duration::from_secs(5),
-                stopped,
-            )
-            .await?;
+            until("the process is stopped", Duration::from_secs(5), stopped).await?;
         }
         Ok(())
     }
@@ -212,7 +240,7 @@ pub fn lapse(environment: &[(String, String)]) -> Command {
 }
 
 /// Below the ports that systems hand out by themselves, so that nobody has it after a restart.
-fn free_port() -> anyhow::Result<u16> {
+pub fn free_port() -> anyhow::Result<u16> {
     for _ in 0..100 {
         let port = fastrand::u16(20_000..32_000);
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
