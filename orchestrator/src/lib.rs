@@ -22,4 +22,5 @@ pub mod shop_relay;
 pub mod store;
 pub mod sweep;
 pub mod timer;
+pub mod tls;
 pub mod verify;

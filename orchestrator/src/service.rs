@@ -33,6 +33,7 @@ use crate::store::ops::Ops;
 use crate::store::pg::PgStore;
 use crate::store::schema;
 use crate::store::{self, Store};
+use crate::tls;
 
 /// The definition that is used where none is named.
 pub const SHIPPED: (&str, &str) = (
@@ -220,7 +221,7 @@ pub fn shop_database(config: &Config) -> anyhow::Result<PgPool> {
 }
 
 fn parse_url(url: &str, key: &str) -> anyhow::Result<PgConnectOptions> {
-    url.parse()
+    tls::postgres(url)
         .with_context(|| format!("{key} is not postgres://user:password@host:port/database"))
 }
 

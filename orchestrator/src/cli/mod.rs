@@ -136,6 +136,7 @@ pub(crate) struct Context {
 /// Parses, runs, reports.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
+    crate::tls::install();
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -7,7 +7,6 @@ use std::ops::RangeInclusive;
 
 use anyhow::{Context, ensure};
 use lapse_sagas::Span;
-use sqlx::postgres::PgConnectOptions;
 
 use super::Config;
 
@@ -99,6 +98,6 @@ fn check_url(key: &str, url: &str) -> anyhow::Result<()> {
         "{}",
         form()
     );
-    url.parse::<PgConnectOptions>().with_context(form)?;
+    crate::tls::postgres(url).with_context(form)?;
     Ok(())
 }

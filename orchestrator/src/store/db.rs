@@ -16,6 +16,7 @@ use sqlx::{ConnectOptions, Connection};
 use tracing::{Instrument, warn};
 
 use super::Error;
+use crate::tls;
 
 /// Connections of the coordinator's own work. Two record (more at a time are slower: measured); the poll, the sweep and
 /// the relay must not wait for them.
@@ -365,7 +366,7 @@ fn is_gone(error: &sqlx::Error) -> bool {
 fn words(error: &sqlx::Error) -> String {
     match error.as_database_error() {
         Some(answer) => answer.message().to_owned(),
-        None => error.to_string(),
+        None => format!("{error}{}", tls::advice(error)),
     }
 }
 

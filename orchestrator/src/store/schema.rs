@@ -6,10 +6,10 @@ use chrono::{DateTime, Days, NaiveDate};
 use lapse_sagas::{SagaId, Timestamp};
 use sqlx::ConnectOptions;
 use sqlx::migrate::Migrator;
-use sqlx::postgres::PgConnectOptions;
 
 use super::Error;
 use super::db::Db;
+use crate::tls;
 
 /// Partitions exist from yesterday on, for so many days.
 const DAYS_AHEAD: i32 = 9;
@@ -59,9 +59,8 @@ pub async fn create_database(url: &str, name: &str) -> Result<String, Error> {
     {
         return Err(Error::Defect(format!("{name:?} is no name for a database")));
     }
-    let options: PgConnectOptions = url
-        .parse()
-        .map_err(|error| Error::Defect(format!("database URL: {error}")))?;
+    let options =
+        tls::postgres(url).map_err(|error| Error::Defect(format!("database URL: {error}")))?;
     let made = options.clone().database(name).to_url_lossy().to_string();
     let create = format!("create database {name}");
     Db::open(options, 1, 1)

@@ -380,6 +380,7 @@ pub fn order_ref(order_id: &str) -> OrderRef {
 
 /// Settings over a fresh database: small, quick, the shop served.
 pub fn config(database: &TestDatabase) -> Config {
+    lapse::tls::install();
     let mut config = Config::default();
     config.postgres.url = database.url.clone();
     config.postgres.writers = 2;
