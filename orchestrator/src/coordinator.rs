@@ -24,6 +24,7 @@ use crate::intake::Intake;
 use crate::relay::Relay;
 use crate::store::Store;
 use crate::sweep::Sweep;
+use crate::webhooks::Deliverer;
 
 /// How long a drain may take: a container platform's patience is 30 s, ours is a third of it.
 pub const DRAIN_WITHIN: Duration = Duration::from_secs(8);
@@ -47,6 +48,8 @@ pub struct Parts {
     pub definitions: Arc<Definitions>,
     /// Who does it.
     pub participants: Participants,
+    /// Where alerts go beside the log and the bus.
+    pub webhooks: Vec<Deliverer>,
 }
 
 /// A running coordinator.
@@ -69,6 +72,7 @@ impl Coordinator {
             clock,
             definitions,
             participants,
+            webhooks,
         } = parts;
         let settings = executor::Settings {
             batch_max: config.executor.batch_max,
@@ -108,6 +112,15 @@ impl Coordinator {
             &stop_sending,
             async move { relay.tell(&stop).await },
         ));
+
+        for webhook in webhooks {
+            let stop = stop_sending.clone();
+            sending.spawn(watch.over(
+                "webhook",
+                &stop_sending,
+                async move { webhook.run(&stop).await },
+            ));
+        }
 
         let intake = Intake {
             bus: bus.clone(),

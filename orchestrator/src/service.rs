@@ -32,8 +32,10 @@ use crate::store::db::Db;
 use crate::store::ops::Ops;
 use crate::store::pg::PgStore;
 use crate::store::schema;
+use crate::store::webhooks::Deliveries;
 use crate::store::{self, Store};
 use crate::tls;
+use crate::webhooks::{self, Deliverer};
 
 /// The definition that is used where none is named.
 pub const SHIPPED: (&str, &str) = (
@@ -77,7 +79,9 @@ impl Service {
     ) -> anyhow::Result<Service> {
         let db = database(config)?;
         let ops = Ops::new(db.clone());
-        let store: Arc<dyn Store> = Arc::new(PgStore::new(db));
+        let webhooks = open_webhooks(config, &db)?;
+        let store = PgStore::new(db).telling(webhooks::routes(&config.alerts));
+        let store: Arc<dyn Store> = Arc::new(store);
         let clock = Arc::new(
             Anchored::new(store.clone())
                 .await
@@ -99,6 +103,7 @@ impl Service {
             clock: clock.clone(),
             definitions: definitions.clone(),
             participants,
+            webhooks,
         };
         let coordinator = Coordinator::start(parts, config);
         let stop = CancellationToken::new();
@@ -301,6 +306,15 @@ fn participants(config: &Config) -> anyhow::Result<Participants> {
         participants.operations.insert("stock".to_owned(), stock);
     }
     Ok(participants)
+}
+
+fn open_webhooks(config: &Config, db: &Db) -> anyhow::Result<Vec<Deliverer>> {
+    let deliverer = |webhook| Deliverer {
+        webhook,
+        deliveries: Deliveries::new(db.clone()),
+    };
+    let webhooks = webhooks::open(&config.alerts).map_err(|error| Unfit(format!("{error:#}")))?;
+    Ok(webhooks.into_iter().map(deliverer).collect())
 }
 
 fn start_bus(
