@@ -25,6 +25,7 @@ use crate::intake::Intake;
 use crate::relay::Relay;
 use crate::store::Store;
 use crate::sweep::Sweep;
+use crate::webhooks::Deliverer;
 
 /// How long a drain may take: a container platform's patience is 30 s, ours is a third of it.
 pub const DRAIN_WITHIN: Duration = Duration::from_secs(8);
@@ -48,6 +49,8 @@ pub struct Parts {
     pub definitions: Arc<Definitions>,
     /// Who does it.
     pub participants: Participants,
+    /// Where alerts go beside the log and the bus.
+    pub webhooks: Vec<Deliverer>,
 }
 
 /// A running coordinator.
@@ -71,6 +74,7 @@ impl Coordinator {
             clock,
             definitions,
             participants,
+            webhooks,
         } = parts;
         let replies = participants.queued.replies.clone();
         let settings = executor::Settings {
@@ -127,6 +131,15 @@ impl Coordinator {
                 async move { replies.run(&stop).await },
             ));
         }
+        for webhook in webhooks {
+            let stop = stop_sending.clone();
+            sending.spawn(watch.over(
+                "webhook",
+                &stop_sending,
+                async move { webhook.run(&stop).await },
+            ));
+        }
+
         let intake = Intake {
             bus: bus.clone(),
             store: store.clone(),

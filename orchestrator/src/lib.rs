@@ -27,3 +27,4 @@ pub mod sweep;
 pub mod timer;
 pub mod tls;
 pub mod verify;
+pub mod webhooks;

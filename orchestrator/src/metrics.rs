@@ -121,5 +121,13 @@ fn describe() {
         "lapse_alerts_sent_total",
         "Alerts sent, repetitions included, by kind."
     );
+    describe_counter!(
+        "lapse_webhook_posts_total",
+        "Posts of alerts to webhooks, by webhook and result: delivered, not_taken (tried again), failed (given up)."
+    );
+    describe_gauge!(
+        "lapse_webhook_undelivered_seconds",
+        "How long the oldest alert has waited for a webhook to take it, by webhook."
+    );
     crate::kafka::describe_metrics();
 }

@@ -33,8 +33,10 @@ use crate::store::db::Db;
 use crate::store::ops::Ops;
 use crate::store::pg::PgStore;
 use crate::store::schema;
+use crate::store::webhooks::Deliveries;
 use crate::store::{self, Store};
 use crate::tls;
+use crate::webhooks::{self, Deliverer};
 
 /// The definition that is used where none is named.
 pub const SHIPPED: (&str, &str) = (
@@ -78,7 +80,9 @@ impl Service {
     ) -> anyhow::Result<Service> {
         let db = database(config)?;
         let ops = Ops::new(db.clone());
-        let store: Arc<dyn Store> = Arc::new(PgStore::new(db));
+        let webhooks = open_webhooks(config, &db)?;
+        let store = PgStore::new(db).telling(webhooks::routes(&config.alerts));
+        let store: Arc<dyn Store> = Arc::new(store);
         let clock = Arc::new(
             Anchored::new(store.clone())
                 .await
@@ -101,6 +105,7 @@ impl Service {
             clock: clock.clone(),
             definitions: definitions.clone(),
             participants,
+            webhooks,
         };
         let coordinator = Coordinator::start(parts, config);
         let stop = CancellationToken::new();
@@ -318,6 +323,15 @@ fn start_replies(config: &Config) -> anyhow::Result<Option<Arc<dyn Feed>>> {
     let feed = KafkaFeed::group(&config.kafka_settings(), &group, &[bus::REPLIES])
         .context("start reading replies from Kafka")?;
     Ok(Some(Arc::new(feed)))
+}
+
+fn open_webhooks(config: &Config, db: &Db) -> anyhow::Result<Vec<Deliverer>> {
+    let deliverer = |webhook| Deliverer {
+        webhook,
+        deliveries: Deliveries::new(db.clone()),
+    };
+    let webhooks = webhooks::open(&config.alerts).map_err(|error| Unfit(format!("{error:#}")))?;
+    Ok(webhooks.into_iter().map(deliverer).collect())
 }
 
 fn start_bus(

@@ -30,6 +30,7 @@ mod start;
 mod topics;
 mod validate;
 mod verify;
+mod webhooks;
 
 /// Cancels orders that were not paid in time and gives back what they held.
 #[derive(Parser)]
@@ -82,7 +83,7 @@ enum Command {
     List(look::List),
     /// Tell the story of a saga or an order.
     Show(look::Show),
-    /// List or acknowledge alerts.
+    /// List or acknowledge alerts, try a webhook out.
     #[command(subcommand)]
     Alerts(look::Alerts),
     /// Recompute from the tables that nothing is lost, doubled, early, cancelled after paid, or forgotten.

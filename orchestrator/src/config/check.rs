@@ -14,6 +14,7 @@ impl Config {
     pub(super) fn check(&self) -> anyhow::Result<()> {
         self.check_postgres()?;
         self.check_kafka()?;
+        self.alerts.check()?;
         ensure!(
             self.http.listen.ip().is_loopback(),
             "http.listen is {}: without tokens Lapse listens on loopback only; use 127.0.0.1 and a proxy that knows who may",
@@ -77,7 +78,7 @@ impl Config {
     }
 }
 
-fn within<T: PartialOrd + Display>(
+pub(super) fn within<T: PartialOrd + Display>(
     key: &str,
     value: T,
     allowed: RangeInclusive<T>,

@@ -17,7 +17,7 @@ const SHARED: [(&str, &str); 3] = [
     ("RUST_LOG", "log.filter"),
 ];
 
-const SECTIONS: [&str; 8] = [
+const SECTIONS: [&str; 9] = [
     "POSTGRES",
     "KAFKA",
     "HTTP",
@@ -26,6 +26,7 @@ const SECTIONS: [&str; 8] = [
     "SHOP",
     "DEFINITIONS",
     "LOG",
+    "ALERTS",
 ];
 
 /// Begin like ours but are for tests, scripts and images.
@@ -88,7 +89,7 @@ fn key(name: &str, rest: &str) -> anyhow::Result<String> {
     }
     let parts: Vec<&str> = rest.split("__").collect();
     anyhow::ensure!(
-        parts.len() == 2 && parts.iter().all(|part| !part.is_empty()),
+        (2..=4).contains(&parts.len()) && parts.iter().all(|part| !part.is_empty()),
         "environment variable {name} is not LAPSE__SECTION__KEY"
     );
     Ok(parts.join(".").to_ascii_lowercase())
@@ -123,7 +124,7 @@ fn is_service_link(name: &str, value: &OsStr) -> bool {
 
 /// The value of a setting that was given as text. Lists are separated by commas or written as in TOML.
 pub(super) fn value(key: &str, text: &str) -> anyhow::Result<::config::Value> {
-    if !LISTS.contains(&key) {
+    if !LISTS.contains(&key) && !is_kinds(key) {
         return Ok(text.into());
     }
     let list = if text.trim_start().starts_with('[') {
@@ -137,6 +138,11 @@ pub(super) fn value(key: &str, text: &str) -> anyhow::Result<::config::Value> {
             .collect()
     };
     Ok(list.into())
+}
+
+/// `alerts.webhooks.NAME.kinds`.
+fn is_kinds(key: &str) -> bool {
+    key.starts_with("alerts.webhooks.") && key.ends_with(".kinds")
 }
 
 fn toml_array(text: &str) -> Result<Vec<String>, ::config::ConfigError> {

@@ -21,6 +21,7 @@ mod plant;
 pub mod schema;
 mod text;
 pub mod verify;
+pub mod webhooks;
 
 /// One saga as stored and as held in memory by whoever drives it. `version` and `history` are the fence.
 #[derive(Clone, Debug, PartialEq)]

@@ -11,3 +11,4 @@ mod kafka;
 mod simulation;
 mod store;
 mod support;
+mod webhooks;

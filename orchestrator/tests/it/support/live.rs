@@ -351,23 +351,28 @@ impl DerefMut for Running {
 
 /// The address of the real Kafka; without one the test's name goes to the list of those left out.
 pub fn kafka_or_left_out(name: &str) -> Option<String> {
-    // As the test is called on the command line: without the crate.
-    let name = name.strip_prefix("it::").unwrap_or(name);
     let address = std::env::var("LAPSE_TEST_KAFKA")
         .ok()
         .filter(|address| !address.is_empty());
     if address.is_none() {
-        eprintln!("LEFT OUT: {name} needs a real Kafka; set LAPSE_TEST_KAFKA=host:port");
-        if let Ok(list) = std::env::var("LAPSE_TEST_LEFT_OUT") {
-            let mut list = std::fs::File::options()
-                .append(true)
-                .create(true)
-                .open(list)
-                .expect("the list of tests left out can be written");
-            writeln!(list, "{name}").expect("the list of tests left out can be written");
-        }
+        left_out(name, "needs a real Kafka; set LAPSE_TEST_KAFKA=host:port");
     }
     address
+}
+
+/// Puts a test's name on the list of those left out.
+pub fn left_out(name: &str, why: &str) {
+    // As the test is called on the command line: without the crate.
+    let name = name.strip_prefix("it::").unwrap_or(name);
+    eprintln!("LEFT OUT: {name} {why}");
+    if let Ok(list) = std::env::var("LAPSE_TEST_LEFT_OUT") {
+        let mut list = std::fs::File::options()
+            .append(true)
+            .create(true)
+            .open(list)
+            .expect("the list of tests left out can be written");
+        writeln!(list, "{name} ({why})").expect("the list of tests left out can be written");
+    }
 }
 
 /// An order of the default tenant.

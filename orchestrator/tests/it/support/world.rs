@@ -94,6 +94,7 @@ impl World {
             clock: self.clock.clone(),
             definitions: self.definitions.clone(),
             participants,
+            webhooks: Vec::new(),
         };
         Coordinator::start(parts, &Config::default())
     }
