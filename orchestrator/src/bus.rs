@@ -42,6 +42,8 @@ pub struct Ripe {
     pub value: Arc<[u8]>,
     /// Header names and values, as text.
     pub headers: Vec<(String, String)>,
+    /// When the broker got it.
+    pub appended_at: Timestamp,
     /// When it fell due, or why it can't be read.
     pub due: Result<Timestamp, BadRecord>,
 }
@@ -117,6 +119,7 @@ struct Memory {
 struct Kept {
     key: Option<Vec<u8>>,
     value: Arc<[u8]>,
+    appended_at: Timestamp,
     due: Result<Timestamp, BadRecord>,
     handed_out: bool,
 }
@@ -137,6 +140,7 @@ impl MemoryBus {
         let kept = Kept {
             key: Some(key.as_bytes().to_vec()),
             value: value.into(),
+            appended_at: (self.clock)(),
             due,
             handed_out: false,
         };
@@ -214,6 +218,7 @@ impl MemoryBus {
                 key: kept.key.clone(),
                 value: kept.value.clone(),
                 headers: Vec::new(),
+                appended_at: kept.appended_at,
                 due: kept.due.clone(),
             }
         };

@@ -265,6 +265,6 @@ pub(super) async fn alerts(context: Context, command: Alerts) -> anyhow::Result<
     })
 }
 
-fn time(at: Timestamp) -> String {
+pub(super) fn time(at: Timestamp) -> String {
     at.to_rfc3339_opts(chrono::SecondsFormat::Millis, true)
 }

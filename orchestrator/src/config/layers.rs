@@ -88,7 +88,7 @@ fn key(name: &str, rest: &str) -> anyhow::Result<String> {
     }
     let parts: Vec<&str> = rest.split("__").collect();
     anyhow::ensure!(
-        parts.len() == 2 && parts.iter().all(|part| !part.is_empty()),
+        (2..=3).contains(&parts.len()) && parts.iter().all(|part| !part.is_empty()),
         "environment variable {name} is not LAPSE__SECTION__KEY"
     );
     Ok(parts.join(".").to_ascii_lowercase())

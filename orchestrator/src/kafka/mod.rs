@@ -30,7 +30,7 @@ pub mod topics;
 pub use assignment::PartitionView;
 pub use bus::KafkaBus;
 pub use metrics::describe_metrics;
-pub use record::{DUE_HEADER, HOPPED_AT_HEADER, HOPS_HEADER};
+pub use record::{DUE_HEADER, HOPPED_AT_HEADER, HOPS_HEADER, parse_due};
 pub use settings::Settings;
 
 /// Why Kafka can't be used.
