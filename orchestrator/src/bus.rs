@@ -50,6 +50,8 @@ pub struct Ripe {
     pub value: Arc<[u8]>,
     /// Header names and values, as text.
     pub headers: Vec<(String, String)>,
+    /// When the broker got it.
+    pub appended_at: Timestamp,
     /// When it fell due, or why it can't be read.
     pub due: Result<Timestamp, BadRecord>,
 }
@@ -143,6 +145,7 @@ struct Memory {
 struct Kept {
     key: Option<Vec<u8>>,
     value: Arc<[u8]>,
+    appended_at: Timestamp,
     due: Result<Timestamp, BadRecord>,
     handed_out: bool,
 }
@@ -163,6 +166,7 @@ impl MemoryBus {
         let kept = Kept {
             key: Some(key.as_bytes().to_vec()),
             value: value.into(),
+            appended_at: (self.clock)(),
             due,
             handed_out: false,
         };
@@ -240,6 +244,7 @@ impl MemoryBus {
                 key: kept.key.clone(),
                 value: kept.value.clone(),
                 headers: Vec::new(),
+                appended_at: kept.appended_at,
                 due: kept.due.clone(),
             }
         };

@@ -21,11 +21,13 @@ mod participants;
 mod secret;
 #[cfg(test)]
 mod tests;
+mod tokens;
 
 pub use alerts::{Alerts, Webhook};
 pub use order_owners::OrderOwner;
 pub use participants::{Participant, Transport};
 pub use secret::Secret;
+pub use tokens::{Access, Token};
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -97,8 +99,10 @@ pub struct Kafka {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Http {
-    /// Loopback only, until tokens can be configured: any other address is refused.
+    /// Loopback only, unless there are tokens: any other address is refused.
     pub listen: std::net::SocketAddr,
+    /// Who may use it, by names that histories show; without any everybody who reaches it.
+    pub tokens: BTreeMap<String, Token>,
 }
 
 /// `[executor]`
@@ -199,6 +203,7 @@ impl Default for Http {
     fn default() -> Self {
         Http {
             listen: ([127, 0, 0, 1], 8380).into(),
+            tokens: BTreeMap::new(),
         }
     }
 }

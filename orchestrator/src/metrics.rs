@@ -105,6 +105,18 @@ fn describe() {
         "lapse_dead_letters_total",
         "Records that can't become sagas, by reason."
     );
+    describe_gauge!(
+        "lapse_dead_letters",
+        "Dead letters in the table, by state: open ones wait for somebody."
+    );
+    describe_counter!(
+        "lapse_dead_letter_replays_total",
+        "Dead letters replayed over HTTP, by result."
+    );
+    describe_counter!(
+        "lapse_http_refused_total",
+        "HTTP requests without a token that is known, or with one that may only look."
+    );
     describe_counter!(
         "lapse_sweep_found_total",
         "Overdue orders that had no saga: above 0 something was lost on the way."

@@ -29,6 +29,7 @@ use crate::feed::Feed;
 use crate::http;
 use crate::intake;
 use crate::kafka::{KafkaBus, KafkaFeed};
+use crate::replay::Replay;
 use crate::store::db::Db;
 use crate::store::ops::Ops;
 use crate::store::pg::PgStore;
@@ -45,6 +46,8 @@ pub const SHIPPED: (&str, &str) = (
 );
 /// How often the clock's anchor is renewed.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// How often dead letters are counted for the metrics.
+const COUNT_EVERY: Duration = Duration::from_secs(10);
 /// Each waits for its locks for a second.
 const DEPLOY_TRIES: u32 = 20;
 
@@ -110,6 +113,13 @@ impl Service {
         let coordinator = Coordinator::start(parts, config);
         let stop = CancellationToken::new();
         tokio::spawn(keep_time(clock.clone(), stop.clone()));
+        tokio::spawn(count_letters(ops.clone(), stop.clone()));
+        let replay = Replay::new(
+            store.clone(),
+            ops.clone(),
+            definitions.clone(),
+            config.kafka_settings(),
+        );
         let site = http::Site {
             executor: coordinator.executor(),
             store,
@@ -117,10 +127,12 @@ impl Service {
             bus: bus.clone(),
             definitions,
             clock,
+            replay,
+            tokens: config.http.tokens.clone(),
             metrics,
             failed: coordinator.failed(),
         };
-        let http = tokio::spawn(serve(listener, site, stop.clone()));
+        let http = tokio::spawn(http::serve(listener, http::router(site), stop.clone()));
         Ok(Service {
             coordinator,
             bus,
@@ -359,11 +371,18 @@ async fn keep_time(clock: Arc<Anchored>, stop: CancellationToken) {
     }
 }
 
-async fn serve(listener: TcpListener, site: http::Site, stop: CancellationToken) {
-    let served = axum::serve(listener, http::router(site))
-        .with_graceful_shutdown(stop.cancelled_owned())
-        .await;
-    if let Err(error) = served {
-        warn!(%error, "http ended");
+/// How many dead letters are in which state: alerts watch the open ones.
+async fn count_letters(ops: Ops, stop: CancellationToken) {
+    while !stop.is_cancelled() {
+        match ops.letters_by_state().await {
+            Ok(states) => {
+                for one in states {
+                    metrics::gauge!("lapse_dead_letters", "state" => one.state)
+                        .set(one.letters as f64);
+                }
+            }
+            Err(error) => warn!(%error, "dead letters were not counted"),
+        }
+        let _ = tokio::time::timeout(COUNT_EVERY, stop.cancelled()).await;
     }
 }

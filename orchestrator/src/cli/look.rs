@@ -278,6 +278,6 @@ async fn acknowledge(context: Context, fingerprint: &str, by: &str) -> anyhow::R
     })
 }
 
-fn time(at: Timestamp) -> String {
+pub(super) fn time(at: Timestamp) -> String {
     at.to_rfc3339_opts(chrono::SecondsFormat::Millis, true)
 }

@@ -15,18 +15,22 @@ use lapse_participants::kit::CallError;
 
 use crate::config::{self, Config, LogFormat};
 use crate::kafka;
+use crate::operators::Act;
 use crate::service::Unfit;
 use crate::store;
 
 mod answer;
 mod bench;
+mod dead_letters;
 mod dev;
 mod look;
 mod migrate;
+mod operate;
 mod run;
 mod shop;
 mod shop_serve;
 mod start;
+mod token;
 mod topics;
 mod validate;
 mod verify;
@@ -86,6 +90,16 @@ enum Command {
     /// List or acknowledge alerts, try a webhook out.
     #[command(subcommand)]
     Alerts(look::Alerts),
+    /// Start run + 1 of parked or compensated sagas.
+    Retry(operate::Args),
+    /// Close parked or compensated sagas by hand.
+    Resolve(operate::Args),
+    /// Look at records that could not become sagas, replay or discard them.
+    #[command(subcommand)]
+    DeadLetters(dead_letters::Command),
+    /// Make tokens for the HTTP interface.
+    #[command(subcommand)]
+    Token(token::Command),
     /// Recompute from the tables that nothing is lost, doubled, early, cancelled after paid, or forgotten.
     Verify(verify::Args),
     /// Measure how late orders are at a steady rate.
@@ -110,6 +124,9 @@ pub(crate) enum Exit {
     /// The other side knows us not, or lets us not: 6.
     #[error("{0}")]
     NotAuthorised(String),
+    /// Some of it was done: 7.
+    #[error("{0}")]
+    Partly(String),
     /// The other side does not answer: 8.
     #[error("{0}")]
     Unreachable(String),
@@ -122,6 +139,7 @@ impl Exit {
             Exit::NotFound(_) => 4,
             Exit::Conflict(_) => 5,
             Exit::NotAuthorised(_) => 6,
+            Exit::Partly(_) => 7,
             Exit::Unreachable(_) => 8,
         }
     }
@@ -179,6 +197,10 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Command::List(args) => look::list(context, args).await,
         Command::Show(args) => look::show(context, args).await,
         Command::Alerts(command) => look::alerts(context, command).await,
+        Command::Retry(args) => operate::run(context, Act::Retry, args).await,
+        Command::Resolve(args) => operate::run(context, Act::Resolve, args).await,
+        Command::DeadLetters(command) => dead_letters::run(context, command).await,
+        Command::Token(command) => token::run(&context, command),
         Command::Verify(args) => verify::run(context, args).await,
         Command::Bench(args) => bench::run(context, args).await,
         Command::Shop(command) => shop::run(context, command).await,

@@ -487,6 +487,16 @@ fn observe(saga: &Saga, effects: &[Effect], now: Timestamp) {
     }
 }
 
+/// The steps that are in somebody's hand and not sent.
+pub fn taken(state: &State) -> Vec<StepId> {
+    state
+        .active
+        .iter()
+        .filter(|(_, active)| active.phase == Phase::Taken)
+        .map(|(step, _)| step.clone())
+        .collect()
+}
+
 /// The steps whose commands are for this coordinator to send.
 fn in_hand(state: &State) -> Vec<StepId> {
     state

@@ -475,6 +475,7 @@ pub(super) mod tests {
             key: None,
             value: Arc::from(&b"{}"[..]),
             headers: Vec::new(),
+            appended_at: at_ms(0),
             due: Ok(at_ms(due_ms)),
             stay,
         };

@@ -35,7 +35,7 @@ pub use bus::KafkaBus;
 pub use feed::KafkaFeed;
 pub use metrics::describe_metrics;
 pub use outlet::KafkaOutlet;
-pub use record::{DUE_HEADER, HOPPED_AT_HEADER, HOPS_HEADER};
+pub use record::{DUE_HEADER, HOPPED_AT_HEADER, HOPS_HEADER, parse_due};
 pub use settings::Settings;
 
 /// Why Kafka can't be used.

@@ -134,6 +134,15 @@ impl Settings {
         Buckets::new(&self.buckets).map_err(Error::Settings)
     }
 
+    /// The delay of an input topic by its full name; none inside for the schedule topic, none at all for any other.
+    pub fn bucket_of(&self, topic: &str) -> Option<Option<Span>> {
+        let rest = topic.strip_prefix(&self.prefix)?;
+        match rest.strip_prefix("delay.") {
+            Some(delay) => delay.parse().ok().map(Some),
+            None => (rest == "schedule").then_some(None),
+        }
+    }
+
     /// The topics that are read.
     pub(super) fn inputs(&self) -> Vec<Topic> {
         let schedule = Topic {
