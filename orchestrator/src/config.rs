@@ -22,7 +22,7 @@ mod participants;
 mod tests;
 
 pub use alerts::{Alerts, Webhook};
-pub use order_owners::OrderOwner;
+pub use order_owners::{Columns, DueUnit, OrderOwner};
 pub use participants::{Participant, Transport};
 
 /// Everything that can be set.

@@ -12,6 +12,7 @@ pub mod coordinator;
 pub mod definitions;
 pub mod dev;
 pub mod executor;
+pub mod foreign;
 pub mod http;
 pub mod intake;
 pub mod kafka;
