@@ -24,7 +24,7 @@ mod tests;
 mod tokens;
 
 pub use alerts::{Alerts, Webhook};
-pub use order_owners::OrderOwner;
+pub use order_owners::{Columns, DueUnit, OrderOwner};
 pub use participants::{Participant, Transport};
 pub use secret::Secret;
 pub use tokens::{Access, Token};

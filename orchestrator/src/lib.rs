@@ -13,6 +13,7 @@ pub mod definitions;
 pub mod dev;
 pub mod executor;
 pub mod feed;
+pub mod foreign;
 pub mod http;
 pub mod intake;
 pub mod kafka;

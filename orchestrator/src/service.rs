@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use lapse_participants::fault::Faulty;
-use lapse_participants::kit::{OrderOwner, Participant};
+use lapse_participants::kit::{CallError, OrderOwner, Participant};
 use lapse_participants::order::Orders;
 use lapse_participants::stock::Stock;
 use lapse_sagas::Definition;
@@ -21,11 +21,12 @@ use tracing::{info, warn};
 
 use crate::bus::{self, Bus};
 use crate::clock::{Anchored, Clock};
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::coordinator::{Coordinator, DRAIN_WITHIN, Parts};
 use crate::definitions::Definitions;
 use crate::executor::Participants;
 use crate::feed::Feed;
+use crate::foreign::SqlOwner;
 use crate::http;
 use crate::intake;
 use crate::kafka::{KafkaBus, KafkaFeed};
@@ -92,7 +93,8 @@ impl Service {
                 .context("ask the database for the time")?,
         );
         let definitions = load_definitions(&config.definitions.paths)?;
-        let mut participants = participants(config)?;
+        // Boxed: as part of this future it is nested deeper than the compiler likes.
+        let mut participants = Box::pin(participants(config)).await?;
         refuse_unserved(&definitions, &participants)?;
         deploy(store.as_ref(), &definitions).await?;
         let definitions = Arc::new(
@@ -188,7 +190,7 @@ fn refuse_unserved(
         if !missing.is_empty() {
             let names: Vec<String> = missing.into_iter().collect();
             return Err(Unfit(format!(
-                "definition {} needs {}, which nobody serves here; the reference shop does with shop.enabled = true",
+                "definition {} needs {}, which nobody serves here; name participants in [participants], order owners in [order_owners], or serve the reference shop with shop.enabled = true",
                 definition.name(),
                 names.join(" and ")
             )));
@@ -307,7 +309,11 @@ fn yaml_files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn participants(config: &Config) -> anyhow::Result<Participants> {
+/// Those that the settings name, each looked at as far as it can be.
+///
+/// # Errors
+/// What can't work with these settings.
+pub async fn participants(config: &Config) -> anyhow::Result<Participants> {
     let mut participants = Participants::default();
     if config.shop.enabled {
         let pool = shop_database(config)?;
@@ -322,6 +328,12 @@ fn participants(config: &Config) -> anyhow::Result<Participants> {
     for name in config.queued() {
         participants.operations.remove(&name);
         participants.queued.names.insert(name);
+    }
+    for (name, settings) in &config.order_owners {
+        if settings.is_table() {
+            let owner = table_owner(name, settings).await?;
+            participants.owners.insert(name.clone(), owner);
+        }
     }
     Ok(participants)
 }
@@ -344,6 +356,24 @@ fn open_webhooks(config: &Config, db: &Db) -> anyhow::Result<Vec<Deliverer>> {
     };
     let webhooks = webhooks::open(&config.alerts).map_err(|error| Unfit(format!("{error:#}")))?;
     Ok(webhooks.into_iter().map(deliverer).collect())
+}
+
+/// An owner whose database is away is looked at later; what is wrong with its table is said now.
+async fn table_owner(
+    name: &str,
+    settings: &config::OrderOwner,
+) -> Result<Arc<dyn OrderOwner>, Unfit> {
+    let owner = SqlOwner::open(name, settings).map_err(Unfit)?;
+    match owner.check().await {
+        Ok(()) => info!(
+            owner = name,
+            table = settings.table,
+            "orders are read from a table"
+        ),
+        Err(CallError::Configuration(words) | CallError::Data(words)) => return Err(Unfit(words)),
+        Err(error) => warn!(owner = name, %error, "the order owner's database does not answer yet"),
+    }
+    Ok(Arc::new(owner))
 }
 
 fn start_bus(

@@ -31,6 +31,9 @@ impl Config {
         within("executor.poll", executor.poll, polls)?;
         let sweeps = Span::from_secs(1)..=Span::from_secs(300);
         within("sweep.every", self.sweep.every, sweeps)?;
+        for (name, owner) in &self.order_owners {
+            owner.check(name, self.sweep.every)?;
+        }
         within("shop.connections", self.shop.connections, 1..=200)
     }
 

@@ -147,6 +147,11 @@ pub trait OrderOwner: Send + Sync {
         limit: u32,
     ) -> Result<Vec<Overdue>, CallError>;
 
+    /// How far ahead the sweep is to ask: orders that fall due within it are taken over before they are late.
+    fn look_ahead(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// Which of these are paid, in the same order as asked; answered by the primary.
     async fn paid(&self, orders: &[OrderKey]) -> Result<Vec<bool>, CallError>;
 }
