@@ -44,6 +44,19 @@ lock() {
   if command -v flock >/dev/null; then flock -w 120 9 || die 1 "another ${0##*/} has held $lapse_home/$1.lock for two minutes"; fi
 }
 
+# borrow SERVICE [FLAG...]: starts the one for tests unless it is running or given by the environment; give_back stops what
+# borrow has started.
+borrowed=()
+borrow() {
+  local was; was=$("$root/scripts/$1" status || true)
+  [ "$was" != stopped ] || borrowed+=("$1")
+  "$root/scripts/$1" start "${@:2}" >/dev/null
+}
+give_back() {
+  local service
+  for service in "${borrowed[@]}"; do "$root/scripts/$service" stop --name test || true; done
+}
+
 # Database servers refuse to run as root, so root runs them as nobody.
 nobody=65534
 unprivileged() { if [ "$(id -u)" = 0 ]; then setpriv --reuid=$nobody --regid=$nobody --clear-groups "$@"; else "$@"; fi; }

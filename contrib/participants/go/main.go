@@ -77,7 +77,7 @@ func reopen(ctx context.Context, tx *sql.Tx, c command) (object, error) {
 var effects = map[string]func(context.Context, *sql.Tx, command) (object, error){"CancelOrder": cancel, "ReopenOrder": reopen}
 
 // One transaction for one command.
-func answer(ctx context.Context, db *sql.DB, c command, text json.RawMessage) (found json.RawMessage, err error) {
+func answer(ctx context.Context, db *sql.DB, c command, text json.RawMessage) (found []byte, err error) {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return nil, err
@@ -137,10 +137,12 @@ func commands(ctx context.Context, db *sql.DB, path string, body []byte) (int, a
 		case single && err != nil:
 			return status, object{"detail": err.Error()}
 		case single:
-			return 200, found
+			return 200, json.RawMessage(found)
 		case err == nil:
-			answers = append(answers, found)
-		case status != 503: // what may have been applied is left out
+			answers = append(answers, json.RawMessage(found))
+		case status == 503: // what may have been applied is left out
+			log.Printf("%s: %v", c.ID, err)
+		default:
 			answers = append(answers, object{"command_id": c.ID, "outcome": "failed", "error": "refused: " + err.Error()})
 		}
 	}

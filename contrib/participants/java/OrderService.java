@@ -108,8 +108,8 @@ public class OrderService {
                     db.rollback(); // where that fails too, the whole request is answered 503
                     int status = statusOf(error);
                     if (!body.isArray()) return new Reply(status, Map.of("detail", error.getMessage()));
-                    if (status != 503) // what may have been applied is left out
-                        answers.add(Map.of("command_id", c.get("command_id"), "outcome", "failed", "error", "refused: " + error.getMessage()));
+                    if (status == 503) System.err.println(c.get("command_id") + ": " + error); // what may have been applied is left out
+                    else answers.add(Map.of("command_id", c.get("command_id"), "outcome", "failed", "error", "refused: " + error.getMessage()));
                 }
             }
         }

@@ -62,8 +62,8 @@ async function commands(path, body) {
         await db.query('rollback') // where that fails too, the whole request is answered 503
         const status = statusOf(error)
         if (batch !== body) return [status, { detail: error.message }]
-        if (status !== 503) // what may have been applied is left out
-          answers.push({ command_id: c.command_id, outcome: 'failed', error: `refused_${status}: ${error.message}` })
+        if (status === 503) console.error(c.command_id, error) // what may have been applied is left out
+        else answers.push({ command_id: c.command_id, outcome: 'failed', error: `refused: ${error.message}` })
       }
     }
   } finally { db.release() }

@@ -55,8 +55,8 @@ def commands(path, body):
                 connection.rollback()  # where that fails too, the whole request is answered 503
                 status = database.status_of(error)
                 if batch is not body: return status, {"detail": str(error)}
-                if status != 503:  # what may have been applied is left out
-                    answers.append({"command_id": c["command_id"], "outcome": "failed", "error": f"refused_{status}: {error}"})
+                if status == 503: print(c["command_id"], error, file=sys.stderr)  # what may have been applied is left out
+                else: answers.append({"command_id": c["command_id"], "outcome": "failed", "error": f"refused: {error}"})
     return 200, answers if batch is body else answers[0]
 
 class Service(BaseHTTPRequestHandler):
