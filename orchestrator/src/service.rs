@@ -21,13 +21,14 @@ use tracing::{info, warn};
 
 use crate::bus::{self, Bus};
 use crate::clock::{Anchored, Clock};
-use crate::config::Config;
+use crate::config::{Config, Transport};
 use crate::coordinator::{Coordinator, DRAIN_WITHIN, Parts};
 use crate::definitions::Definitions;
 use crate::executor::Participants;
 use crate::http;
 use crate::intake;
 use crate::kafka::KafkaBus;
+use crate::participants::http::{HttpOwner, HttpParticipant};
 use crate::store::db::Db;
 use crate::store::ops::Ops;
 use crate::store::pg::PgStore;
@@ -167,11 +168,11 @@ fn refuse_unserved(
     for definition in definitions {
         let missing = participants.missing(definition);
         if !missing.is_empty() {
-            let names: Vec<String> = missing.into_iter().collect();
+            let urls: Vec<String> = missing.iter().map(|key| format!("{key}.url")).collect();
             return Err(Unfit(format!(
-                "definition {} needs {}, which nobody serves here; the reference shop does with shop.enabled = true",
+                "nobody serves what definition {} needs; set {}, or try the reference shop with shop.enabled = true",
                 definition.name(),
-                names.join(" and ")
+                urls.join(" and ")
             )));
         }
     }
@@ -300,7 +301,47 @@ fn participants(config: &Config) -> anyhow::Result<Participants> {
         participants.operations.insert("orders".to_owned(), orders);
         participants.operations.insert("stock".to_owned(), stock);
     }
+    for (name, settings) in &config.participants {
+        let key = format!("participants.{name}");
+        let participant: Arc<dyn Participant> = match settings.transport {
+            Transport::Http => {
+                let address = settings.address(&key)?;
+                let (style, in_flight) = (settings.style(), settings.in_flight);
+                Arc::new(
+                    HttpParticipant::new(name, &address, style, in_flight).context(key.clone())?,
+                )
+            }
+            Transport::Kafka => {
+                let words = format!("{key}.transport is kafka, which is not there yet; use http");
+                return Err(Unfit(words).into());
+            }
+        };
+        if participants
+            .operations
+            .insert(name.clone(), participant)
+            .is_some()
+        {
+            return Err(served_twice(&key).into());
+        }
+    }
+    for (name, settings) in &config.order_owners {
+        let key = format!("order_owners.{name}");
+        let owner = HttpOwner::new(&settings.address(&key)?).context(key.clone())?;
+        if participants
+            .owners
+            .insert(name.clone(), Arc::new(owner))
+            .is_some()
+        {
+            return Err(served_twice(&key).into());
+        }
+    }
     Ok(participants)
+}
+
+fn served_twice(key: &str) -> Unfit {
+    Unfit(format!(
+        "{key} is set, and shop.enabled serves the same here; take one of them away"
+    ))
 }
 
 fn start_bus(

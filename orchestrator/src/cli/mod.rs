@@ -20,6 +20,7 @@ use crate::store;
 
 mod answer;
 mod bench;
+mod conform;
 mod dev;
 mod look;
 mod migrate;
@@ -87,6 +88,8 @@ enum Command {
     Alerts(look::Alerts),
     /// Recompute from the tables that nothing is lost, doubled, early, cancelled after paid, or forgotten.
     Verify(verify::Args),
+    /// Try whether a participant keeps the contract of docs/participants.md.
+    Conform(conform::Args),
     /// Measure how late orders are at a steady rate.
     Bench(bench::Args),
     /// Work the reference shop.
@@ -179,6 +182,7 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Command::Show(args) => look::show(context, args).await,
         Command::Alerts(command) => look::alerts(context, command).await,
         Command::Verify(args) => verify::run(context, args).await,
+        Command::Conform(args) => conform::run(context, args).await,
         Command::Bench(args) => bench::run(context, args).await,
         Command::Shop(command) => shop::run(context, command).await,
     }

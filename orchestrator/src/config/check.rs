@@ -33,7 +33,14 @@ impl Config {
         within("executor.poll", executor.poll, polls)?;
         let sweeps = Span::from_secs(1)..=Span::from_secs(300);
         within("sweep.every", self.sweep.every, sweeps)?;
-        within("shop.connections", self.shop.connections, 1..=200)
+        within("shop.connections", self.shop.connections, 1..=200)?;
+        for (name, participant) in &self.participants {
+            participant.check(&format!("participants.{name}"))?;
+        }
+        for (name, owner) in &self.order_owners {
+            owner.check(&format!("order_owners.{name}"))?;
+        }
+        Ok(())
     }
 
     fn check_postgres(&self) -> anyhow::Result<()> {
@@ -77,7 +84,7 @@ impl Config {
     }
 }
 
-fn within<T: PartialOrd + Display>(
+pub(super) fn within<T: PartialOrd + Display>(
     key: &str,
     value: T,
     allowed: RangeInclusive<T>,

@@ -17,16 +17,21 @@ const SHARED: [(&str, &str); 3] = [
     ("RUST_LOG", "log.filter"),
 ];
 
-const SECTIONS: [&str; 8] = [
+const SECTIONS: [&str; 10] = [
     "POSTGRES",
     "KAFKA",
     "HTTP",
     "EXECUTOR",
     "SWEEP",
     "SHOP",
+    "PARTICIPANTS",
+    "ORDER_OWNERS",
     "DEFINITIONS",
     "LOG",
 ];
+
+/// Sections of named things: `LAPSE__SECTION__NAME__KEY`, and deeper.
+const NAMED: [&str; 2] = ["PARTICIPANTS", "ORDER_OWNERS"];
 
 /// Begin like ours but are for tests, scripts and images.
 const NOT_SETTINGS: [&str; 6] = [
@@ -87,9 +92,15 @@ fn key(name: &str, rest: &str) -> anyhow::Result<String> {
         return Ok(format!("kafka.properties.{property}"));
     }
     let parts: Vec<&str> = rest.split("__").collect();
+    let is_named = NAMED.contains(&parts[0]);
+    let (right, form) = if is_named {
+        (parts.len() >= 3, "LAPSE__SECTION__NAME__KEY")
+    } else {
+        (parts.len() == 2, "LAPSE__SECTION__KEY")
+    };
     anyhow::ensure!(
-        parts.len() == 2 && parts.iter().all(|part| !part.is_empty()),
-        "environment variable {name} is not LAPSE__SECTION__KEY"
+        right && parts.iter().all(|part| !part.is_empty()),
+        "environment variable {name} is not {form}"
     );
     Ok(parts.join(".").to_ascii_lowercase())
 }

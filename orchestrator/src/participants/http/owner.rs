@@ -45,9 +45,9 @@ impl HttpOwner {
             headers: Vec::new(),
             body,
             timeout: TIMEOUT,
-            answer_max: PER_ORDER.saturating_mul(orders + 1),
         };
-        let body = self.endpoint.post(request).await?;
+        let answer_max = PER_ORDER.saturating_mul(orders + 1);
+        let body = self.endpoint.post(request, answer_max).await?;
         serde_json::from_slice(&body)
             .map_err(|error| CallError::Unknown(format!("garbage: {path}: {error}")))
     }
