@@ -18,6 +18,7 @@ mod check;
 mod layers;
 mod order_owners;
 mod participants;
+mod remote;
 mod secret;
 #[cfg(test)]
 mod tests;

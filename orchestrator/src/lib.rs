@@ -8,6 +8,7 @@ pub mod bus;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod conform;
 pub mod coordinator;
 pub mod definitions;
 pub mod dev;

@@ -21,7 +21,7 @@ use tracing::{info, warn};
 
 use crate::bus::{self, Bus};
 use crate::clock::{Anchored, Clock};
-use crate::config::{self, Config};
+use crate::config::Config;
 use crate::coordinator::{Coordinator, DRAIN_WITHIN, Parts};
 use crate::definitions::Definitions;
 use crate::executor::Participants;
@@ -30,6 +30,7 @@ use crate::foreign::SqlOwner;
 use crate::http;
 use crate::intake;
 use crate::kafka::{KafkaBus, KafkaFeed};
+use crate::participants;
 use crate::replay::Replay;
 use crate::store::db::Db;
 use crate::store::ops::Ops;
@@ -94,7 +95,7 @@ impl Service {
         );
         let definitions = load_definitions(&config.definitions.paths)?;
         // Boxed: as part of this future it is nested deeper than the compiler likes.
-        let mut participants = Box::pin(participants(config)).await?;
+        let mut participants = Box::pin(participants::open(config)).await?;
         refuse_unserved(&definitions, &participants)?;
         deploy(store.as_ref(), &definitions).await?;
         let definitions = Arc::new(
@@ -178,7 +179,7 @@ async fn deploy(store: &dyn Store, definitions: &[Arc<Definition>]) -> anyhow::R
 /// A process that could never do its work with these settings.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Unfit(String);
+pub struct Unfit(pub(crate) String);
 
 /// Without its participants a definition's sagas would wait for ever, and without its order owner the sweep would skip it.
 fn refuse_unserved(
@@ -188,11 +189,11 @@ fn refuse_unserved(
     for definition in definitions {
         let missing = participants.missing(definition);
         if !missing.is_empty() {
-            let names: Vec<String> = missing.into_iter().collect();
+            let urls: Vec<String> = missing.iter().map(|key| format!("{key}.url")).collect();
             return Err(Unfit(format!(
-                "definition {} needs {}, which nobody serves here; name participants in [participants], order owners in [order_owners], or serve the reference shop with shop.enabled = true",
+                "nobody serves what definition {} needs; set {}, or try the reference shop with shop.enabled = true",
                 definition.name(),
-                names.join(" and ")
+                urls.join(" and ")
             )));
         }
     }
@@ -309,35 +310,6 @@ fn yaml_files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Those that the settings name, each looked at as far as it can be.
-///
-/// # Errors
-/// What can't work with these settings.
-pub async fn participants(config: &Config) -> anyhow::Result<Participants> {
-    let mut participants = Participants::default();
-    if config.shop.enabled {
-        let pool = shop_database(config)?;
-        let orders = Orders::new(pool.clone());
-        let owner: Arc<dyn OrderOwner> = Arc::new(orders.clone());
-        let orders: Arc<dyn Participant> = Arc::new(Faulty::new(orders, pool.clone()));
-        let stock: Arc<dyn Participant> = Arc::new(Faulty::new(Stock::new(pool.clone()), pool));
-        participants.owners.insert("orders".to_owned(), owner);
-        participants.operations.insert("orders".to_owned(), orders);
-        participants.operations.insert("stock".to_owned(), stock);
-    }
-    for name in config.queued() {
-        participants.operations.remove(&name);
-        participants.queued.names.insert(name);
-    }
-    for (name, settings) in &config.order_owners {
-        if settings.is_table() {
-            let owner = table_owner(name, settings).await?;
-            participants.owners.insert(name.clone(), owner);
-        }
-    }
-    Ok(participants)
-}
-
 /// All coordinators of a group share the replies too: whoever reads one settles it.
 fn start_replies(config: &Config) -> anyhow::Result<Option<Arc<dyn Feed>>> {
     if config.queued().is_empty() {
@@ -356,24 +328,6 @@ fn open_webhooks(config: &Config, db: &Db) -> anyhow::Result<Vec<Deliverer>> {
     };
     let webhooks = webhooks::open(&config.alerts).map_err(|error| Unfit(format!("{error:#}")))?;
     Ok(webhooks.into_iter().map(deliverer).collect())
-}
-
-/// An owner whose database is away is looked at later; what is wrong with its table is said now.
-async fn table_owner(
-    name: &str,
-    settings: &config::OrderOwner,
-) -> Result<Arc<dyn OrderOwner>, Unfit> {
-    let owner = SqlOwner::open(name, settings).map_err(Unfit)?;
-    match owner.check().await {
-        Ok(()) => info!(
-            owner = name,
-            table = settings.table,
-            "orders are read from a table"
-        ),
-        Err(CallError::Configuration(words) | CallError::Data(words)) => return Err(Unfit(words)),
-        Err(error) => warn!(owner = name, %error, "the order owner's database does not answer yet"),
-    }
-    Ok(Arc::new(owner))
 }
 
 fn start_bus(

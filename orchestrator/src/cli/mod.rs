@@ -21,6 +21,7 @@ use crate::store;
 
 mod answer;
 mod bench;
+mod conform;
 mod dead_letters;
 mod dev;
 mod look;
@@ -102,6 +103,8 @@ enum Command {
     Token(token::Command),
     /// Recompute from the tables that nothing is lost, doubled, early, cancelled after paid, or forgotten.
     Verify(verify::Args),
+    /// Try whether a participant keeps the contract of docs/participants.md.
+    Conform(conform::Args),
     /// Measure how late orders are at a steady rate.
     Bench(bench::Args),
     /// Work the reference shop.
@@ -202,6 +205,7 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Command::DeadLetters(command) => dead_letters::run(context, command).await,
         Command::Token(command) => token::run(&context, command),
         Command::Verify(args) => verify::run(context, args).await,
+        Command::Conform(args) => conform::run(context, args).await,
         Command::Bench(args) => bench::run(context, args).await,
         Command::Shop(command) => shop::run(context, command).await,
     }

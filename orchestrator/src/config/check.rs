@@ -31,8 +31,11 @@ impl Config {
         within("executor.poll", executor.poll, polls)?;
         let sweeps = Span::from_secs(1)..=Span::from_secs(300);
         within("sweep.every", self.sweep.every, sweeps)?;
+        for (name, participant) in &self.participants {
+            participant.check(&format!("participants.{name}"))?;
+        }
         for (name, owner) in &self.order_owners {
-            owner.check(name, self.sweep.every)?;
+            owner.check(&format!("order_owners.{name}"), self.sweep.every)?;
         }
         within("shop.connections", self.shop.connections, 1..=200)
     }

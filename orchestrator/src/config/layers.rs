@@ -17,16 +17,26 @@ const SHARED: [(&str, &str); 3] = [
     ("RUST_LOG", "log.filter"),
 ];
 
-const SECTIONS: [&str; 9] = [
+const SECTIONS: [&str; 11] = [
     "POSTGRES",
     "KAFKA",
     "HTTP",
     "EXECUTOR",
     "SWEEP",
     "SHOP",
+    "PARTICIPANTS",
+    "ORDER_OWNERS",
     "DEFINITIONS",
     "LOG",
     "ALERTS",
+];
+
+/// Settings of named things: `LAPSE__SECTION__NAME__KEY`, and deeper.
+const NAMED: [&str; 4] = [
+    "PARTICIPANTS__",
+    "ORDER_OWNERS__",
+    "ALERTS__WEBHOOKS__",
+    "HTTP__TOKENS__",
 ];
 
 /// Begin like ours but are for tests, scripts and images.
@@ -88,9 +98,15 @@ fn key(name: &str, rest: &str) -> anyhow::Result<String> {
         return Ok(format!("kafka.properties.{property}"));
     }
     let parts: Vec<&str> = rest.split("__").collect();
+    let is_named = NAMED.iter().any(|named| rest.starts_with(named));
+    let (right, form) = if is_named {
+        (parts.len() >= 3, "LAPSE__SECTION__NAME__KEY")
+    } else {
+        (parts.len() == 2, "LAPSE__SECTION__KEY")
+    };
     anyhow::ensure!(
-        (2..=4).contains(&parts.len()) && parts.iter().all(|part| !part.is_empty()),
-        "environment variable {name} is not LAPSE__SECTION__KEY"
+        right && parts.iter().all(|part| !part.is_empty()),
+        "environment variable {name} is not {form}"
     );
     Ok(parts.join(".").to_ascii_lowercase())
 }

@@ -2,9 +2,15 @@
 //!
 //! Never: repeats a database URL, it may hold a password.
 
+use std::path::PathBuf;
+
 use anyhow::ensure;
 use lapse_sagas::Span;
 use serde::{Deserialize, Serialize};
+
+use super::Secret;
+use super::remote::Remote;
+use crate::participants::http::Address;
 
 /// One order owner.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -12,6 +18,14 @@ use serde::{Deserialize, Serialize};
 pub struct OrderOwner {
     /// Its base URL (`http://…`), which answers `{url}/v1/overdue-orders` and `{url}/v1/paid-orders`.
     pub url: String,
+    /// Sent as bearer token. Rather use `token_file`.
+    pub token: Secret,
+    /// A file whose first line is the token; read at the start.
+    pub token_file: PathBuf,
+    /// A PEM file of the authorities that are believed instead of this machine's.
+    pub ca_file: PathBuf,
+    /// The token may go over `http://` to another machine, where others may read it.
+    pub insecure: bool,
     /// How far ahead the sweep asks: these orders need no event, they are taken over and cancelled on time. Zero: only
     /// what is 5 s late.
     pub look_ahead: Span,
@@ -79,7 +93,7 @@ impl OrderOwner {
     }
 
     /// What is wrong, with the key.
-    pub(super) fn check(&self, name: &str, sweep_every: Span) -> anyhow::Result<()> {
+    pub(crate) fn check(&self, name: &str, sweep_every: Span) -> anyhow::Result<()> {
         let key = |key: &str| format!("order_owners.{name}.{key}");
         ensure!(
             self.url.is_empty() != self.database_url.is_empty(),
@@ -98,7 +112,7 @@ impl OrderOwner {
         if self.is_table() {
             return self.check_table(key);
         }
-        Ok(())
+        self.remote().check(&format!("order_owners.{name}"))
     }
 
     fn check_table(&self, key: impl Fn(&str) -> String) -> anyhow::Result<()> {
@@ -143,5 +157,20 @@ impl OrderOwner {
             key("pending")
         );
         Ok(())
+    }
+
+    fn remote(&self) -> Remote<'_> {
+        Remote {
+            url: &self.url,
+            token: &self.token,
+            token_file: &self.token_file,
+            ca_file: &self.ca_file,
+            insecure: self.insecure,
+        }
+    }
+
+    /// Where it is reached; reads the files.
+    pub(crate) fn address(&self, key: &str) -> anyhow::Result<Address> {
+        self.remote().address(key)
     }
 }

@@ -56,7 +56,7 @@ pub struct Participants {
 }
 
 impl Participants {
-    /// What a definition names and nobody here serves: participants of its steps, its order owner.
+    /// What a definition names and nobody serves, as in the settings: participants of its steps, its order owner.
     pub fn missing(&self, definition: &Definition) -> BTreeSet<String> {
         let calls = definition.body.steps.iter().flat_map(|step| {
             [Some(&step.action), step.compensation.as_ref()]
@@ -67,9 +67,10 @@ impl Participants {
         let absent = participants.filter(|name| {
             !self.operations.contains_key(*name) && !self.queued.names.contains(*name)
         });
+        let absent = absent.map(|name| format!("participants.{name}"));
         let owner = &definition.body.trigger.order_owner;
-        let owner = (!self.owners.contains_key(owner)).then_some(owner);
-        absent.chain(owner).cloned().collect()
+        let owner = (!self.owners.contains_key(owner)).then(|| format!("order_owners.{owner}"));
+        absent.chain(owner).collect()
     }
 }
 

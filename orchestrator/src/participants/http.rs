@@ -48,25 +48,26 @@ pub struct Address {
 
 /// One base URL and the connections to it.
 #[derive(Clone)]
-struct Endpoint {
+pub(crate) struct Endpoint {
     client: Client,
     base: String,
     token: Secret,
 }
 
 /// One request.
-struct Request {
-    path: &'static str,
-    headers: Vec<(&'static str, String)>,
-    body: Vec<u8>,
+pub(crate) struct Request {
+    /// Below the base URL.
+    pub path: &'static str,
+    /// Beside those that every request has.
+    pub headers: Vec<(&'static str, String)>,
+    /// JSON, unless it is wrong on purpose.
+    pub body: Vec<u8>,
     /// How long the answer is waited for.
-    timeout: Duration,
-    /// The largest answer that is read.
-    answer_max: usize,
+    pub timeout: Duration,
 }
 
 impl Endpoint {
-    fn new(address: &Address) -> anyhow::Result<Endpoint> {
+    pub(crate) fn new(address: &Address) -> anyhow::Result<Endpoint> {
         Url::parse(&address.url).context("the URL is none")?;
         let mut client = Client::builder()
             .no_proxy()
@@ -85,8 +86,20 @@ impl Endpoint {
         })
     }
 
-    /// The body of a 200.
-    async fn post(&self, request: Request) -> Result<Vec<u8>, CallError> {
+    /// The body of a 200, of so many bytes at most.
+    async fn post(&self, request: Request, answer_max: usize) -> Result<Vec<u8>, CallError> {
+        let response = self.send(request).await?;
+        let status = response.status();
+        if status == StatusCode::OK {
+            return whole(response, answer_max).await;
+        }
+        let retry_after = retry_after(response.headers());
+        let words = problem(response).await;
+        Err(refusal(status, retry_after, &words))
+    }
+
+    /// Whatever is answered.
+    pub(crate) async fn send(&self, request: Request) -> Result<Response, CallError> {
         let mut post = self
             .client
             .post(format!("{}{}", self.base, request.path))
@@ -100,14 +113,7 @@ impl Endpoint {
         if !self.token.is_empty() {
             post = post.bearer_auth(self.token.reveal());
         }
-        let response = post.send().await.map_err(not_answered)?;
-        let status = response.status();
-        if status == StatusCode::OK {
-            return whole(response, request.answer_max).await;
-        }
-        let retry_after = retry_after(response.headers());
-        let words = problem(response).await;
-        Err(refusal(status, retry_after, &words))
+        post.send().await.map_err(not_answered)
     }
 }
 
@@ -142,7 +148,7 @@ fn cause(error: &reqwest::Error) -> String {
 }
 
 /// The whole answer, unless it is larger than any right answer.
-async fn whole(mut response: Response, answer_max: usize) -> Result<Vec<u8>, CallError> {
+pub(crate) async fn whole(mut response: Response, answer_max: usize) -> Result<Vec<u8>, CallError> {
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(not_answered)? {
         if body.len() + chunk.len() > answer_max {
@@ -156,7 +162,7 @@ async fn whole(mut response: Response, answer_max: usize) -> Result<Vec<u8>, Cal
 }
 
 /// The words of an error, for operators: its `detail`, its `title`, or how it begins.
-async fn problem(mut response: Response) -> String {
+pub(crate) async fn problem(mut response: Response) -> String {
     let mut body = Vec::new();
     while let Ok(Some(chunk)) = response.chunk().await {
         body.extend_from_slice(&chunk);

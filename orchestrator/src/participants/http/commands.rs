@@ -103,9 +103,9 @@ impl HttpParticipant {
             headers,
             body,
             timeout: times.answered.saturating_duration_since(Instant::now()),
-            answer_max: replies::max_bytes(commands),
         };
-        self.endpoint.post(request).await
+        let answer_max = replies::max_bytes(commands);
+        self.endpoint.post(request, answer_max).await
     }
 
     async fn batch(&self, commands: &[Command], times: Times) -> Result<Vec<Reply>, CallError> {

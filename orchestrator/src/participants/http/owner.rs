@@ -21,14 +21,18 @@ const PER_ORDER: usize = 4 * 1024;
 /// An order owner behind HTTP.
 pub struct HttpOwner {
     endpoint: Endpoint,
+    look_ahead: Duration,
 }
 
 impl HttpOwner {
+    /// An owner that is asked so far ahead.
+    ///
     /// # Errors
     /// If the address is none.
-    pub fn new(address: &Address) -> anyhow::Result<HttpOwner> {
+    pub fn new(address: &Address, look_ahead: Duration) -> anyhow::Result<HttpOwner> {
         Ok(HttpOwner {
             endpoint: Endpoint::new(address)?,
+            look_ahead,
         })
     }
 
@@ -45,9 +49,9 @@ impl HttpOwner {
             headers: Vec::new(),
             body,
             timeout: TIMEOUT,
-            answer_max: PER_ORDER.saturating_mul(orders + 1),
         };
-        let body = self.endpoint.post(request).await?;
+        let answer_max = PER_ORDER.saturating_mul(orders + 1);
+        let body = self.endpoint.post(request, answer_max).await?;
         serde_json::from_slice(&body)
             .map_err(|error| CallError::Unknown(format!("garbage: {path}: {error}")))
     }
@@ -80,6 +84,10 @@ impl OrderOwner for HttpOwner {
             ));
         }
         Ok(page)
+    }
+
+    fn look_ahead(&self) -> Duration {
+        self.look_ahead
     }
 
     async fn paid(&self, orders: &[OrderKey]) -> Result<Vec<bool>, CallError> {
