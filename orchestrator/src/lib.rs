@@ -17,6 +17,7 @@ pub mod http;
 pub mod intake;
 pub mod kafka;
 pub mod metrics;
+pub mod outbox_relay;
 pub mod relay;
 pub mod service;
 pub mod shop_relay;

@@ -17,13 +17,15 @@ const SHARED: [(&str, &str); 3] = [
     ("RUST_LOG", "log.filter"),
 ];
 
-const SECTIONS: [&str; 8] = [
+const SECTIONS: [&str; 10] = [
     "POSTGRES",
     "KAFKA",
     "HTTP",
     "EXECUTOR",
     "SWEEP",
     "SHOP",
+    "ORDER_OWNERS",
+    "OUTBOX",
     "DEFINITIONS",
     "LOG",
 ];
@@ -87,8 +89,10 @@ fn key(name: &str, rest: &str) -> anyhow::Result<String> {
         return Ok(format!("kafka.properties.{property}"));
     }
     let parts: Vec<&str> = rest.split("__").collect();
+    // Order owners have names, and passwords that belong into no file.
+    let length = if parts[0] == "ORDER_OWNERS" { 3 } else { 2 };
     anyhow::ensure!(
-        parts.len() == 2 && parts.iter().all(|part| !part.is_empty()),
+        parts.len() == length && parts.iter().all(|part| !part.is_empty()),
         "environment variable {name} is not LAPSE__SECTION__KEY"
     );
     Ok(parts.join(".").to_ascii_lowercase())

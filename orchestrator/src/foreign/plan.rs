@@ -196,12 +196,7 @@ impl Owner<'_> {
         self.table.column(&setting, name, kinds).cloned()
     }
 
-    fn optional(
-        &self,
-        key: &str,
-        name: &str,
-        kinds: &[Kind],
-    ) -> Result<Option<Column>, CallError> {
+    fn optional(&self, key: &str, name: &str, kinds: &[Kind]) -> Result<Option<Column>, CallError> {
         if name.is_empty() {
             return Ok(None);
         }

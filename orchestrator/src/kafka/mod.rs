@@ -17,6 +17,7 @@ mod consumer;
 mod context;
 mod health;
 mod metrics;
+pub mod plain;
 #[cfg(feature = "planted")]
 mod plant;
 mod poll_thread;

@@ -351,13 +351,30 @@ impl DerefMut for Running {
 
 /// The address of the real Kafka; without one the test's name goes to the list of those left out.
 pub fn kafka_or_left_out(name: &str) -> Option<String> {
+    or_left_out(
+        "LAPSE_TEST_KAFKA",
+        "Kafka; set LAPSE_TEST_KAFKA=host:port",
+        name,
+    )
+}
+
+/// The URL of the real MariaDB or MySQL; without one the test's name goes to the list of those left out.
+pub fn mysql_or_left_out(name: &str) -> Option<String> {
+    or_left_out(
+        "LAPSE_TEST_MYSQL",
+        "MariaDB; set LAPSE_TEST_MYSQL=mysql://…",
+        name,
+    )
+}
+
+fn or_left_out(variable: &str, service: &str, name: &str) -> Option<String> {
     // As the test is called on the command line: without the crate.
     let name = name.strip_prefix("it::").unwrap_or(name);
-    let address = std::env::var("LAPSE_TEST_KAFKA")
+    let address = std::env::var(variable)
         .ok()
         .filter(|address| !address.is_empty());
     if address.is_none() {
-        eprintln!("LEFT OUT: {name} needs a real Kafka; set LAPSE_TEST_KAFKA=host:port");
+        eprintln!("LEFT OUT: {name} needs a real {service}");
         if let Ok(list) = std::env::var("LAPSE_TEST_LEFT_OUT") {
             let mut list = std::fs::File::options()
                 .append(true)
