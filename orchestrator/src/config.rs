@@ -50,6 +50,8 @@ pub struct Config {
     pub participants: BTreeMap<String, Participant>,
     /// Order owners outside this process, by the names that definitions use.
     pub order_owners: BTreeMap<String, OrderOwner>,
+    /// What `lapse outbox-relay` empties.
+    pub outbox: Outbox,
     /// Where alerts go beside the log and the topic.
     pub alerts: Alerts,
     /// Definition files.
@@ -140,6 +142,14 @@ pub struct Shop {
     pub url: String,
     /// Its connections.
     pub connections: u32,
+}
+
+/// `[outbox]`
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Outbox {
+    /// The database it is in: `postgres://…` or `mysql://…`.
+    pub url: String,
 }
 
 /// `[definitions]`

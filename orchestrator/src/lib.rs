@@ -20,6 +20,7 @@ pub mod intake;
 pub mod kafka;
 pub mod metrics;
 pub mod operators;
+pub mod outbox_relay;
 pub mod pace;
 pub mod participants;
 pub mod relay;

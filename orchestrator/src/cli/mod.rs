@@ -27,6 +27,7 @@ mod dev;
 mod look;
 mod migrate;
 mod operate;
+mod outbox_relay;
 mod run;
 mod shop;
 mod shop_serve;
@@ -47,7 +48,7 @@ struct Cli {
     /// One setting, stronger than file and environment.
     #[arg(long = "set", global = true, value_name = "SECTION.KEY=VALUE")]
     set: Vec<String>,
-    /// The coordinator's database.
+    /// The coordinator's database; for outbox-relay, the outbox's.
     #[arg(long, global = true, value_name = "URL")]
     database_url: Option<String>,
     /// Kafka.
@@ -110,6 +111,8 @@ enum Command {
     /// Work the reference shop.
     #[command(subcommand)]
     Shop(shop::Command),
+    /// Send what lies in the outbox table of a producer without Debezium.
+    OutboxRelay(outbox_relay::Args),
 }
 
 /// An error with an exit code of its own; any other error is exit code 1.
@@ -127,7 +130,7 @@ pub(crate) enum Exit {
     /// The other side knows us not, or lets us not: 6.
     #[error("{0}")]
     NotAuthorised(String),
-    /// Some of it was done: 7.
+    /// Some of it is done, and the rest is not: 7.
     #[error("{0}")]
     Partly(String),
     /// The other side does not answer: 8.
@@ -208,6 +211,7 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Command::Conform(args) => conform::run(context, args).await,
         Command::Bench(args) => bench::run(context, args).await,
         Command::Shop(command) => shop::run(context, command).await,
+        Command::OutboxRelay(args) => outbox_relay::run(context, args).await,
     }
 }
 
@@ -219,10 +223,14 @@ fn flags(cli: &Cli) -> anyhow::Result<Vec<(String, String)>> {
             .ok_or_else(|| Exit::Invalid(format!("--set {setting}: write SECTION.KEY=VALUE")))?;
         flags.push((key.to_owned(), value.to_owned()));
     }
+    let database = match cli.command {
+        Command::OutboxRelay(_) => "outbox.url",
+        _ => "postgres.url",
+    };
     flags.extend(
         cli.database_url
             .iter()
-            .map(|url| ("postgres.url".to_owned(), url.clone())),
+            .map(|url| (database.to_owned(), url.clone())),
     );
     flags.extend(
         cli.brokers

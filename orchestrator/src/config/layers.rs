@@ -17,7 +17,7 @@ const SHARED: [(&str, &str); 3] = [
     ("RUST_LOG", "log.filter"),
 ];
 
-const SECTIONS: [&str; 11] = [
+const SECTIONS: [&str; 12] = [
     "POSTGRES",
     "KAFKA",
     "HTTP",
@@ -26,6 +26,7 @@ const SECTIONS: [&str; 11] = [
     "SHOP",
     "PARTICIPANTS",
     "ORDER_OWNERS",
+    "OUTBOX",
     "DEFINITIONS",
     "LOG",
     "ALERTS",

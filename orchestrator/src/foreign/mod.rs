@@ -7,6 +7,7 @@
 mod db;
 mod dialect;
 mod due;
+pub mod outbox;
 mod owner;
 mod plan;
 mod table;

@@ -20,6 +20,7 @@ mod feed;
 mod health;
 mod metrics;
 mod outlet;
+pub mod plain;
 #[cfg(feature = "planted")]
 mod plant;
 mod poll_thread;

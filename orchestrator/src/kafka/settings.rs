@@ -73,6 +73,12 @@ const FIXED: [&str; 8] = [
     "partition.assignment.strategy",
 ];
 
+/// Two names of how long a delivery may take.
+const DELIVERY: [&str; 2] = ["delivery.timeout.ms", "message.timeout.ms"];
+
+/// The default of it, and the most.
+const DELIVERY_MS: u64 = 30_000;
+
 impl Settings {
     /// The product's defaults for these brokers.
     pub fn new(brokers: impl Into<String>) -> Self {
@@ -251,7 +257,7 @@ impl Settings {
             .set("enable.idempotence", "true")
             .set("acks", "all")
             .set("linger.ms", "5")
-            .set("delivery.timeout.ms", "30000")
+            .set("delivery.timeout.ms", DELIVERY_MS.to_string())
             // As the Java clients do it, so that a key has one partition whoever produces.
             .set("partitioner", "murmur2_random")
             .set(
@@ -296,6 +302,11 @@ impl Settings {
             if FIXED.contains(&name) {
                 return Err(Error::Settings(format!(
                     "{name} can't be changed, the guarantees rest on it; take it out of kafka.properties"
+                )));
+            }
+            if DELIVERY.contains(&name) && value.parse().is_ok_and(|ms: u64| ms > DELIVERY_MS) {
+                return Err(Error::Settings(format!(
+                    "{name} can be {DELIVERY_MS} at most: whoever relays messages has them to himself for not much longer"
                 )));
             }
             config.set(name, value);
@@ -343,6 +354,16 @@ mod tests {
             refused.to_string().contains("give at least 14"),
             "{refused}"
         );
+    }
+
+    #[test]
+    fn a_delivery_may_be_given_up_sooner_but_not_later_than_a_claim_ends() {
+        let mut settings = Settings::new("");
+        let name = "producer.delivery.timeout.ms".to_owned();
+        settings.extra.insert(name.clone(), "1000".into());
+        assert!(settings.producer_config().is_ok());
+        settings.extra.insert(name, "60000".into());
+        assert!(settings.producer_config().is_err());
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod coordinator;
 #[path = "../../../participants/tests/it/database.rs"]
 mod database;
 mod executor;
+mod foreign;
 mod http;
 mod kafka;
 mod participants;

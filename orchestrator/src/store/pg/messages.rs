@@ -34,6 +34,8 @@ pub async fn put(
     Ok(())
 }
 
+/// The claim outlasts the producer's patience (10 s for room in its queue, 30 s for the delivery report): during an
+/// outage nobody else sends the same again.
 pub async fn claim_outbox(db: &Db, limit: u32) -> Result<Vec<OutboxMessage>, Error> {
     db.statement(move |connection| {
         Box::pin(async move {
@@ -43,7 +45,7 @@ pub async fn claim_outbox(db: &Db, limit: u32) -> Result<Vec<OutboxMessage>, Err
                    select id from lapse.outbox where claimed_until <= statement_timestamp()
                    order by id limit $1 for update skip locked
                  )
-                 update lapse.outbox as o set claimed_until = statement_timestamp() + interval '10 seconds'
+                 update lapse.outbox as o set claimed_until = statement_timestamp() + interval '45 seconds'
                  from free where o.id = free.id
                  returning o.id, o.topic, o.key, o.payload",
                 i64::from(limit)

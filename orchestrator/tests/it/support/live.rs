@@ -351,11 +351,28 @@ impl DerefMut for Running {
 
 /// The address of the real Kafka; without one the test's name goes to the list of those left out.
 pub fn kafka_or_left_out(name: &str) -> Option<String> {
-    let address = std::env::var("LAPSE_TEST_KAFKA")
+    or_left_out(
+        "LAPSE_TEST_KAFKA",
+        "needs a real Kafka; set LAPSE_TEST_KAFKA=host:port",
+        name,
+    )
+}
+
+/// The URL of the real MariaDB or MySQL; without one the test's name goes to the list of those left out.
+pub fn mysql_or_left_out(name: &str) -> Option<String> {
+    or_left_out(
+        "LAPSE_TEST_MYSQL",
+        "needs a real MariaDB; set LAPSE_TEST_MYSQL=mysql://…",
+        name,
+    )
+}
+
+fn or_left_out(variable: &str, words: &str, name: &str) -> Option<String> {
+    let address = std::env::var(variable)
         .ok()
         .filter(|address| !address.is_empty());
     if address.is_none() {
-        left_out(name, "needs a real Kafka; set LAPSE_TEST_KAFKA=host:port");
+        left_out(name, words);
     }
     address
 }
