@@ -92,6 +92,8 @@ pub struct Kafka {
     pub partitions: i32,
     /// Replicas of them; -1: the brokers' default.
     pub replication: i32,
+    /// A file with `sasl.password`, in place of that property; read at start.
+    pub password_file: PathBuf,
     /// More settings for librdkafka, as it names them (`security.protocol`, …). In the environment an underscore stands
     /// for the dot: `LAPSE__KAFKA__PROPERTIES__SECURITY_PROTOCOL`.
     #[serde(deserialize_with = "layers::properties")]
@@ -205,6 +207,7 @@ impl Default for Kafka {
                 .collect(),
             partitions: 8,
             replication: -1,
+            password_file: PathBuf::new(),
             properties: BTreeMap::new(),
         }
     }
@@ -284,13 +287,32 @@ pub fn load(file: Option<&Path>, flags: &[(String, String)]) -> anyhow::Result<C
             .set_override(key, layers::value(key, text)?)
             .with_context(|| format!("set {key} from a flag"))?;
     }
-    let config: Config = builder
+    let mut config: Config = builder
         .build()
         .context("read the settings")?
         .try_deserialize()
         .context("read the settings (file, LAPSE__SECTION__KEY variables, flags)")?;
+    config.kafka.read_password()?;
     config.check()?;
     Ok(config)
+}
+
+impl Kafka {
+    fn read_password(&mut self) -> anyhow::Result<()> {
+        let file = &self.password_file;
+        if file.as_os_str().is_empty() {
+            return Ok(());
+        }
+        let password = std::fs::read_to_string(file)
+            .with_context(|| format!("kafka.password_file: read {}", file.display()))?;
+        let password = password.trim_end_matches(['\r', '\n']).to_owned();
+        let before = self.properties.insert("sasl.password".to_owned(), password);
+        anyhow::ensure!(
+            before.is_none(),
+            "kafka.password_file and kafka.properties.sasl.password are both set; take one away"
+        );
+        Ok(())
+    }
 }
 
 impl Config {

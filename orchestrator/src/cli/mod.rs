@@ -261,9 +261,10 @@ fn is_setting(cause: &(dyn std::error::Error + 'static)) -> bool {
     matches!(cause.downcast_ref(), Some(kafka::Error::Settings(_))) || cause.is::<Unfit>()
 }
 
-/// Postgres does not let us in.
+/// Postgres or Kafka does not let us in.
 fn is_refused(cause: &(dyn std::error::Error + 'static)) -> bool {
     matches!(cause.downcast_ref(), Some(store::Error::NotAuthorised(_)))
+        || matches!(cause.downcast_ref(), Some(kafka::Error::NotAuthorised(_)))
 }
 
 /// Postgres, the shop's Postgres, or Kafka does not answer.

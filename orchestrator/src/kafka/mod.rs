@@ -25,6 +25,7 @@ pub mod plain;
 mod plant;
 mod poll_thread;
 mod producer;
+mod reach;
 mod record;
 mod settings;
 mod shared;
@@ -45,6 +46,9 @@ pub enum Error {
     /// The settings contradict themselves or are not accepted by the client.
     #[error("kafka settings: {0}")]
     Settings(String),
+    /// The brokers don't accept our name or password.
+    #[error("{0}")]
+    NotAuthorised(String),
     /// The brokers didn't answer or refused.
     #[error("{doing}: {error}")]
     Broker {

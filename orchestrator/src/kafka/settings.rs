@@ -278,7 +278,17 @@ impl Settings {
             .set("reconnect.backoff.max.ms", "1000")
             .set("log.connection.close", "false")
             .set_log_level(RDKafkaLogLevel::Info);
+        if self.uses_tls() {
+            // OpenSSL is built in and knows no authorities: those of the system, wherever this system has them.
+            config.set("ssl.ca.location", "probe");
+        }
         config
+    }
+
+    fn uses_tls(&self) -> bool {
+        self.extra.iter().any(|(name, value)| {
+            name.ends_with("security.protocol") && value.to_ascii_lowercase().contains("ssl")
+        })
     }
 
     pub(super) fn admin_config(&self) -> ClientConfig {
@@ -364,6 +374,22 @@ mod tests {
         assert!(settings.producer_config().is_ok());
         settings.extra.insert(name, "60000".into());
         assert!(settings.producer_config().is_err());
+    }
+
+    #[test]
+    fn with_tls_the_authorities_of_the_system_are_trusted_unless_others_are_named() {
+        let mut settings = Settings::new("");
+        let location = |settings: &Settings| {
+            let config = settings.producer_config().expect("right");
+            config.get("ssl.ca.location").map(str::to_owned)
+        };
+        assert_eq!(location(&settings), None);
+        let protocol = ("security.protocol".to_owned(), "SASL_SSL".to_owned());
+        settings.extra.extend([protocol]);
+        assert_eq!(location(&settings).as_deref(), Some("probe"));
+        let authority = ("ssl.ca.location".to_owned(), "ca.pem".to_owned());
+        settings.extra.extend([authority]);
+        assert_eq!(location(&settings).as_deref(), Some("ca.pem"));
     }
 
     #[test]

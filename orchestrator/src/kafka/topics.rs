@@ -18,6 +18,7 @@ use rdkafka::mocking::MockCluster;
 
 use super::Error;
 use super::context::Logs;
+use super::reach::reach;
 use super::settings::Settings;
 use crate::bus::{REPLIES, commands_topic};
 use crate::timer::name;
@@ -59,6 +60,7 @@ struct Wanted {
 /// Makes the topics that are not there and returns their names. Those that are there stay as they are; [`check`] says
 /// what is wrong with them.
 pub async fn create(settings: &Settings) -> Result<Vec<String>, Error> {
+    reach(settings).await?;
     let admin = admin(settings)?;
     let wanted = wanted(settings);
     let retentions: Vec<String> = wanted
@@ -107,6 +109,7 @@ pub async fn create(settings: &Settings) -> Result<Vec<String>, Error> {
 
 /// Compares the topics with what they should be. Empty: all is well.
 pub async fn check(settings: &Settings) -> Result<Vec<Problem>, Error> {
+    reach(settings).await?;
     let wanted = wanted(settings);
     let partitions = partitions(settings).await?;
     let mut problems = Vec::new();
@@ -295,7 +298,7 @@ fn options() -> AdminOptions {
         .operation_timeout(Some(PATIENCE))
 }
 
-fn broker(settings: &Settings, doing: &str, error: &KafkaError) -> Error {
+pub(super) fn broker(settings: &Settings, doing: &str, error: &KafkaError) -> Error {
     let code = match error {
         KafkaError::AdminOp(code) => Some(*code),
         other => other.rdkafka_error_code(),

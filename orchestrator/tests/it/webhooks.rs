@@ -2,9 +2,9 @@
 
 mod documented;
 mod posting;
-mod receiver;
+pub mod receiver;
 
 /// A key, as settings have it.
-const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+pub const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 /// The key that is to follow it.
 const NEXT_SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oDazfrf+WAAAAA";

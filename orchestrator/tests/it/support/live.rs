@@ -93,10 +93,15 @@ impl Live {
         config.kafka.prefix = format!("lapse-test-{own}.");
         config.kafka.group = format!("lapse-test-{own}");
         config.kafka.replication = 1;
+        Some(Live::on(config).await)
+    }
+
+    /// With these settings: brokers, and how to be let in.
+    pub async fn on(config: Config) -> Live {
         topics::create(&config.kafka_settings())
             .await
             .expect("topics can be created");
-        Some(Live::with(config, None).await)
+        Live::with(config, None).await
     }
 
     async fn with(config: Config, broker: Option<Broker>) -> Live {
