@@ -1,19 +1,16 @@
 //! A producer by itself, for processes that read no timers: a participant's answers, commands of the conformance suite.
 
-use std::sync::Arc;
-
 use async_trait::async_trait;
 
 use super::Error;
-use super::assignment::Assignment;
-use super::producer::Producer;
+use super::plain::{Fate, Message, Plain};
 use super::settings::Settings;
-use super::shared::Shared;
 use crate::bus::{Delivery, Outlet, Publish};
 
 /// Messages out.
 pub struct KafkaOutlet {
-    producer: Producer,
+    settings: Settings,
+    producer: Plain,
 }
 
 impl KafkaOutlet {
@@ -22,18 +19,29 @@ impl KafkaOutlet {
     /// # Errors
     /// [`Error::Settings`] if the client does not take the settings.
     pub fn new(settings: &Settings) -> Result<KafkaOutlet, Error> {
-        let shares = settings.shares()?;
-        let assignment = Assignment::new(settings.checked_buckets()?, shares.window);
-        // Only hops, and there are none here, look at an assignment or a clock.
-        let shared = Shared::new(assignment, Arc::new(chrono::Utc::now));
-        let producer = Producer::new(settings, Arc::new(shared))?;
-        Ok(KafkaOutlet { producer })
+        Ok(KafkaOutlet {
+            settings: settings.clone(),
+            producer: Plain::new(settings)?,
+        })
     }
 }
 
 #[async_trait]
 impl Outlet for KafkaOutlet {
     async fn deliver(&self, messages: Vec<Publish>) -> Vec<Delivery> {
-        self.producer.deliver(&messages).await
+        let message = |message: Publish| Message {
+            topic: self.settings.topic(&message.topic),
+            key: message.key,
+            payload: Some(message.payload.into_bytes()),
+            headers: Vec::new(),
+        };
+        let messages: Vec<Message> = messages.into_iter().map(message).collect();
+        let fates = self.producer.send(&messages).await.into_iter();
+        let delivery = |fate| match fate {
+            Fate::Delivered => Delivery::Delivered,
+            Fate::Refused(_) | Fate::NoTopic(_) => Delivery::NotSent,
+            Fate::Later(_) => Delivery::Unknown,
+        };
+        fates.map(delivery).collect()
     }
 }
