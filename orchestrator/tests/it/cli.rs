@@ -1,6 +1,7 @@
 //! The program keeps its promises: exit codes, one JSON object, layered settings, a calm end. Run as a process.
 
 mod answers;
+mod conforming;
 mod dev;
 mod refusals;
 mod running;
