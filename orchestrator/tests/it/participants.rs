@@ -9,3 +9,4 @@ mod owner;
 mod planted;
 pub mod served;
 mod shop;
+mod tls;
