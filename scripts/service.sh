@@ -1,4 +1,4 @@
-# What scripts/postgres and scripts/kafka share. Sourced, never run.
+# What scripts/postgres, scripts/mariadb and scripts/kafka share. Sourced, never run.
 # Sets `root` (this checkout), `lapse_home` and `cache`; defines the functions below.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -42,6 +42,47 @@ lock() {
   mkdir -p "$lapse_home"
   exec 9>"$lapse_home/$1.lock"
   if command -v flock >/dev/null; then flock -w 120 9 || die 1 "another ${0##*/} has held $lapse_home/$1.lock for two minutes"; fi
+}
+
+# borrow SERVICE [FLAG...]: starts the one for tests unless it is running or given by the environment; give_back stops what
+# borrow has started.
+borrowed=()
+borrow() {
+  local was; was=$("$root/scripts/$1" status || true)
+  [ "$was" != stopped ] || borrowed+=("$1")
+  "$root/scripts/$1" start "${@:2}" >/dev/null
+}
+give_back() {
+  local service
+  for service in "${borrowed[@]}"; do "$root/scripts/$service" stop --name test || true; done
+}
+
+# Database servers refuse to run as root, so root runs them as nobody.
+nobody=65534
+unprivileged() { if [ "$(id -u)" = 0 ]; then setpriv --reuid=$nobody --regid=$nobody --clear-groups "$@"; else "$@"; fi; }
+reachable() { (cd / && unprivileged test -x "$1"); }
+
+# find_ground SHORT: sets `ground`, a directory where nobody can get to: .lapse, or one in /tmp when the checkout is out of
+# nobody's reach (below /root).
+find_ground() {
+  mkdir -p "$lapse_home"
+  ground=$lapse_home
+  if reachable "$ground"; then return; fi
+  ground=${TMPDIR:-/tmp}; reachable "$ground" || ground=/tmp
+  ground=$ground/lapse-$1-$(path_number "$lapse_home")
+}
+
+# make_ground SERVICE END: .lapse/SERVICE.place names a ground in /tmp. `.lapse` thrown away means a new beginning: what a
+# former one left there goes too, its servers ended by END.
+make_ground() {
+  [ "$ground" != "$lapse_home" ] || return 0
+  if [ -e "$ground" ] && [ ! -O "$ground" ]; then die 1 "$ground belongs to somebody else: set TMPDIR to another directory"; fi
+  if [ ! -e "$lapse_home/$1.place" ] && [ -d "$ground" ]; then
+    "$2"
+    rm -rf "$ground"
+  fi
+  mkdir -p -m 0711 "$ground"
+  echo "$ground" >"$lapse_home/$1.place"
 }
 
 # The words that put apt-get within reach: nothing for root, sudo where it asks no password; fails where neither is there.

@@ -9,6 +9,14 @@ use async_trait::async_trait;
 use lapse_sagas::{Span, Timestamp};
 use tokio::sync::Notify;
 
+/// Short name of the topic on which participants answer.
+pub const REPLIES: &str = "replies";
+
+/// Short name of the topic of a participant's commands.
+pub fn commands_topic(participant: &str) -> String {
+    format!("commands.{participant}")
+}
+
 /// When a record falls due, from its value; given by intake, which knows the definitions. Arguments: value, delay of
 /// the bucket topic it came on (none: the schedule topic), time it was appended, now.
 pub type DueTime = Arc<
@@ -42,6 +50,8 @@ pub struct Ripe {
     pub value: Arc<[u8]>,
     /// Header names and values, as text.
     pub headers: Vec<(String, String)>,
+    /// When the broker got it.
+    pub appended_at: Timestamp,
     /// When it fell due, or why it can't be read.
     pub due: Result<Timestamp, BadRecord>,
 }
@@ -66,9 +76,27 @@ pub struct Publish {
     pub payload: String,
 }
 
+/// What became of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// It is on its topic: there is a delivery report.
+    Delivered,
+    /// It is certainly on no topic and never will be.
+    NotSent,
+    /// Nobody knows.
+    Unknown,
+}
+
+/// Where messages go that are not to be repeated blindly.
+#[async_trait]
+pub trait Outlet: Send + Sync + 'static {
+    /// Produces messages; what became of each. One that failed holds up none after it.
+    async fn deliver(&self, messages: Vec<Publish>) -> Vec<Delivery>;
+}
+
 /// Kafka as the coordinator sees it.
 #[async_trait]
-pub trait Bus: Send + Sync + 'static {
+pub trait Bus: Outlet {
     /// Up to `max` ripe records, earliest due first; waits until there is at least one. Cancel safe.
     async fn ripe(&self, max: usize) -> Vec<Ripe>;
 
@@ -117,6 +145,7 @@ struct Memory {
 struct Kept {
     key: Option<Vec<u8>>,
     value: Arc<[u8]>,
+    appended_at: Timestamp,
     due: Result<Timestamp, BadRecord>,
     handed_out: bool,
 }
@@ -137,6 +166,7 @@ impl MemoryBus {
         let kept = Kept {
             key: Some(key.as_bytes().to_vec()),
             value: value.into(),
+            appended_at: (self.clock)(),
             due,
             handed_out: false,
         };
@@ -214,10 +244,23 @@ impl MemoryBus {
                 key: kept.key.clone(),
                 value: kept.value.clone(),
                 headers: Vec::new(),
+                appended_at: kept.appended_at,
                 due: kept.due.clone(),
             }
         };
         ripe.into_iter().map(hand_out).collect()
+    }
+}
+
+#[async_trait]
+impl Outlet for MemoryBus {
+    async fn deliver(&self, messages: Vec<Publish>) -> Vec<Delivery> {
+        let delivery = |arrived| match arrived {
+            true => Delivery::Delivered,
+            false => Delivery::NotSent,
+        };
+        let delivered = self.publish(messages).await;
+        delivered.into_iter().map(delivery).collect()
     }
 }
 

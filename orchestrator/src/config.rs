@@ -22,11 +22,13 @@ mod remote;
 mod secret;
 #[cfg(test)]
 mod tests;
+mod tokens;
 
 pub use alerts::{Alerts, Webhook};
-pub use order_owners::OrderOwner;
+pub use order_owners::{Columns, DueUnit, OrderOwner};
 pub use participants::{Participant, Transport};
 pub use secret::Secret;
+pub use tokens::{Access, Token};
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -48,6 +50,8 @@ pub struct Config {
     pub participants: BTreeMap<String, Participant>,
     /// Order owners outside this process, by the names that definitions use.
     pub order_owners: BTreeMap<String, OrderOwner>,
+    /// What `lapse outbox-relay` empties.
+    pub outbox: Outbox,
     /// Where alerts go beside the log and the topic.
     pub alerts: Alerts,
     /// Definition files.
@@ -88,6 +92,8 @@ pub struct Kafka {
     pub partitions: i32,
     /// Replicas of them; -1: the brokers' default.
     pub replication: i32,
+    /// A file with `sasl.password`, in place of that property; read at start.
+    pub password_file: PathBuf,
     /// More settings for librdkafka, as it names them (`security.protocol`, …). In the environment an underscore stands
     /// for the dot: `LAPSE__KAFKA__PROPERTIES__SECURITY_PROTOCOL`.
     #[serde(deserialize_with = "layers::properties")]
@@ -98,8 +104,10 @@ pub struct Kafka {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Http {
-    /// Loopback only, until tokens can be configured: any other address is refused.
+    /// Loopback only, unless there are tokens: any other address is refused.
     pub listen: std::net::SocketAddr,
+    /// Who may use it, by names that histories show; without any everybody who reaches it.
+    pub tokens: BTreeMap<String, Token>,
 }
 
 /// `[executor]`
@@ -136,6 +144,14 @@ pub struct Shop {
     pub url: String,
     /// Its connections.
     pub connections: u32,
+}
+
+/// `[outbox]`
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Outbox {
+    /// The database it is in: `postgres://…` or `mysql://…`.
+    pub url: String,
 }
 
 /// `[definitions]`
@@ -191,6 +207,7 @@ impl Default for Kafka {
                 .collect(),
             partitions: 8,
             replication: -1,
+            password_file: PathBuf::new(),
             properties: BTreeMap::new(),
         }
     }
@@ -200,6 +217,7 @@ impl Default for Http {
     fn default() -> Self {
         Http {
             listen: ([127, 0, 0, 1], 8380).into(),
+            tokens: BTreeMap::new(),
         }
     }
 }
@@ -269,13 +287,32 @@ pub fn load(file: Option<&Path>, flags: &[(String, String)]) -> anyhow::Result<C
             .set_override(key, layers::value(key, text)?)
             .with_context(|| format!("set {key} from a flag"))?;
     }
-    let config: Config = builder
+    let mut config: Config = builder
         .build()
         .context("read the settings")?
         .try_deserialize()
         .context("read the settings (file, LAPSE__SECTION__KEY variables, flags)")?;
+    config.kafka.read_password()?;
     config.check()?;
     Ok(config)
+}
+
+impl Kafka {
+    fn read_password(&mut self) -> anyhow::Result<()> {
+        let file = &self.password_file;
+        if file.as_os_str().is_empty() {
+            return Ok(());
+        }
+        let password = std::fs::read_to_string(file)
+            .with_context(|| format!("kafka.password_file: read {}", file.display()))?;
+        let password = password.trim_end_matches(['\r', '\n']).to_owned();
+        let before = self.properties.insert("sasl.password".to_owned(), password);
+        anyhow::ensure!(
+            before.is_none(),
+            "kafka.password_file and kafka.properties.sasl.password are both set; take one away"
+        );
+        Ok(())
+    }
 }
 
 impl Config {
@@ -300,8 +337,18 @@ impl Config {
             buckets: self.kafka.buckets.clone(),
             partitions: self.kafka.partitions,
             replication: self.kafka.replication,
+            queued: self.queued(),
             extra: self.kafka.properties.clone(),
         }
+    }
+
+    /// The participants that are reached over Kafka.
+    pub fn queued(&self) -> Vec<String> {
+        let queued = self.participants.iter();
+        queued
+            .filter(|(_, participant)| participant.transport == Transport::Kafka)
+            .map(|(name, _)| name.clone())
+            .collect()
     }
 
     /// Where the shop's tables are.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! bus ─► intake ─► executor ◄─ poll          relay ─► bus          (all over one store)
-//!                     ▲── sweep, start now
+//!                     ▲── sweep, start now, replies of participants behind Kafka
 //! ```
 //! Relies on every part to be restartable at any point: whatever a kill leaves behind comes back through wake-up times,
 //! replayed offsets and expiring claims. Never: needs to be stopped in order for correctness; only for calm.
@@ -19,11 +19,13 @@ use crate::bus::Bus;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::definitions::Definitions;
-use crate::executor::{self, Executor, Participants};
+use crate::executor::{self, Executor, Participants, Replies};
+use crate::feed::Feed;
 use crate::intake::Intake;
 use crate::relay::Relay;
 use crate::store::Store;
 use crate::sweep::Sweep;
+use crate::webhooks::Deliverer;
 
 /// How long a drain may take: a container platform's patience is 30 s, ours is a third of it.
 pub const DRAIN_WITHIN: Duration = Duration::from_secs(8);
@@ -47,12 +49,15 @@ pub struct Parts {
     pub definitions: Arc<Definitions>,
     /// Who does it.
     pub participants: Participants,
+    /// Where alerts go beside the log and the bus.
+    pub webhooks: Vec<Deliverer>,
 }
 
 /// A running coordinator.
 pub struct Coordinator {
     executor: Arc<Executor>,
     bus: Arc<dyn Bus>,
+    replies: Option<Arc<dyn Feed>>,
     stop_taking: CancellationToken,
     stop_sending: CancellationToken,
     taking: JoinSet<()>,
@@ -69,7 +74,9 @@ impl Coordinator {
             clock,
             definitions,
             participants,
+            webhooks,
         } = parts;
+        let replies = participants.queued.replies.clone();
         let settings = executor::Settings {
             batch_max: config.executor.batch_max,
             slots: config.executor.slots,
@@ -77,6 +84,7 @@ impl Coordinator {
         };
         let executor = Executor::new(
             store.clone(),
+            bus.clone(),
             clock.clone(),
             definitions.clone(),
             participants,
@@ -108,6 +116,29 @@ impl Coordinator {
             &stop_sending,
             async move { relay.tell(&stop).await },
         ));
+
+        if let Some(feed) = replies.clone() {
+            let replies = Replies {
+                feed,
+                store: store.clone(),
+                executor: executor.clone(),
+                batch_max: config.executor.batch_max,
+            };
+            let stop = stop_taking.clone();
+            taking.spawn(watch.over(
+                "replies",
+                &stop_taking,
+                async move { replies.run(&stop).await },
+            ));
+        }
+        for webhook in webhooks {
+            let stop = stop_sending.clone();
+            sending.spawn(watch.over(
+                "webhook",
+                &stop_sending,
+                async move { webhook.run(&stop).await },
+            ));
+        }
 
         let intake = Intake {
             bus: bus.clone(),
@@ -144,6 +175,7 @@ impl Coordinator {
         Coordinator {
             executor,
             bus,
+            replies,
             stop_taking,
             stop_sending,
             taking,
@@ -172,6 +204,12 @@ impl Coordinator {
             while self.taking.join_next().await.is_some() {}
         });
         let mut in_time = taken.await.is_ok();
+        // At once: whoever has the partitions next goes on with the replies that are still to come.
+        if let Some(replies) = &self.replies {
+            in_time &= tokio::time::timeout_at(deadline, replies.close())
+                .await
+                .is_ok();
+        }
         while self.executor.held() > 0 && tokio::time::Instant::now() < deadline {
             self.executor.progress(Duration::from_millis(50)).await;
         }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lapse_participants::kit::OrderKey;
+use lapse_sagas::order_event::LARGEST_BYTES;
 use lapse_sagas::{Cause, Definition, OrderEvent, Span, State, Timestamp};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -21,8 +22,8 @@ use crate::definitions::Definitions;
 use crate::executor::Executor;
 use crate::store::{self, DeadLetter, Start, Store};
 
-/// A dead letter keeps so much of a value.
-const VALUE_KEPT: usize = 64 * 1024;
+/// A dead letter keeps so much of a value that no event may have: who sent it can be seen, and nothing else is of use.
+const OVERSIZED_KEPT: usize = 64 * 1024;
 /// Pause after the store refused a whole batch.
 const STORE_PAUSE: Duration = Duration::from_millis(500);
 
@@ -45,9 +46,60 @@ pub struct Intake {
 /// A record on its way to become a saga.
 struct Candidate {
     ripe: Ripe,
-    definition: Arc<Definition>,
-    event: OrderEvent,
-    due_at: Timestamp,
+    read: Read,
+}
+
+/// What a record says, once nothing in it is in doubt.
+pub struct Read {
+    /// The one that its event starts.
+    pub definition: Arc<Definition>,
+    /// The order.
+    pub event: OrderEvent,
+    /// When the order falls due.
+    pub due_at: Timestamp,
+}
+
+/// What intake takes a record for.
+///
+/// # Errors
+/// [`BadRecord`] if it can't become a saga: a dead letter.
+pub fn read(
+    definitions: &Definitions,
+    value: &[u8],
+    due: Result<Timestamp, BadRecord>,
+) -> Result<Read, BadRecord> {
+    let due_at = due?;
+    let event = OrderEvent::parse(value).map_err(bad_event)?;
+    let definition = definitions.route(&event)?;
+    Ok(Read {
+        definition,
+        event,
+        due_at,
+    })
+}
+
+impl Read {
+    /// The saga of this record.
+    pub fn start(&self, now: Timestamp) -> Start {
+        let order_type = self.event.order_type.as_deref().unwrap_or_default();
+        start(
+            &self.definition,
+            self.order(),
+            order_type,
+            Cause::Timeout,
+            Some(self.due_at),
+            self.event.raw.clone(),
+            now,
+        )
+    }
+
+    fn order(&self) -> OrderKey {
+        OrderKey {
+            tenant: self.event.tenant.clone(),
+            order_id: self.event.order_id.clone(),
+            generation: self.event.generation,
+        }
+    }
 }
 
 impl Intake {
@@ -82,28 +134,14 @@ impl Intake {
     async fn take(&self, ripe: Vec<Ripe>) {
         let (mut candidates, mut dead) = (Vec::new(), Vec::new());
         for record in ripe {
-            match self.read(&record) {
-                Ok((definition, event, due_at)) => {
-                    candidates.push(Candidate {
-                        ripe: record,
-                        definition,
-                        event,
-                        due_at,
-                    });
-                }
+            match read(&self.definitions, &record.value, record.due.clone()) {
+                Ok(read) => candidates.push(Candidate { ripe: record, read }),
                 Err(bad) => dead.push((record, bad)),
             }
         }
         self.bury(dead).await;
         let candidates = self.guard(candidates).await;
         self.start(candidates).await;
-    }
-
-    fn read(&self, ripe: &Ripe) -> Result<(Arc<Definition>, OrderEvent, Timestamp), BadRecord> {
-        let due_at = ripe.due.clone()?;
-        let event = OrderEvent::parse(&ripe.value).map_err(bad_event)?;
-        let definition = self.definitions.route(&event)?;
-        Ok((definition, event, due_at))
     }
 
     /// Dead letters are rows in Postgres first; their records are done only then.
@@ -137,11 +175,11 @@ impl Intake {
     async fn guard(&self, candidates: Vec<Candidate>) -> Vec<Candidate> {
         let (guarded, mut kept): (Vec<_>, Vec<_>) = candidates
             .into_iter()
-            .partition(|candidate| candidate.definition.body.trigger.guard);
+            .partition(|candidate| candidate.read.definition.body.trigger.guard);
         let mut by_definition: BTreeMap<_, Vec<Candidate>> = BTreeMap::new();
         for candidate in guarded {
             by_definition
-                .entry(candidate.definition.hash.clone())
+                .entry(candidate.read.definition.hash.clone())
                 .or_default()
                 .push(candidate);
         }
@@ -154,14 +192,17 @@ impl Intake {
     async fn drop_paid(&self, candidates: Vec<Candidate>) -> Vec<Candidate> {
         let Some(definition) = candidates
             .first()
-            .map(|candidate| candidate.definition.clone())
+            .map(|candidate| candidate.read.definition.clone())
         else {
             return candidates;
         };
         let Some(owner) = self.executor.owner(&definition.body.trigger.order_owner) else {
             return candidates;
         };
-        let orders: Vec<OrderKey> = candidates.iter().map(order_key).collect();
+        let orders: Vec<OrderKey> = candidates
+            .iter()
+            .map(|candidate| candidate.read.order())
+            .collect();
         let paid = match owner.paid(&orders).await {
             Ok(paid) => paid,
             Err(error) => {
@@ -201,7 +242,7 @@ impl Intake {
             }
             let starts = part
                 .iter()
-                .map(|candidate| self.start_of(candidate))
+                .map(|candidate| candidate.read.start(self.clock.now()))
                 .collect();
             match self.executor.start(starts).await {
                 Ok(_) => {
@@ -233,18 +274,6 @@ impl Intake {
                 }
             }
         }
-    }
-
-    fn start_of(&self, candidate: &Candidate) -> Start {
-        start(
-            &candidate.definition,
-            order_key(candidate),
-            &candidate.event.order_type.clone().unwrap_or_default(),
-            Cause::Timeout,
-            Some(candidate.due_at),
-            candidate.event.raw.clone(),
-            self.clock.now(),
-        )
     }
 
     fn done<'a>(&self, records: impl Iterator<Item = &'a Ripe>) {
@@ -302,27 +331,27 @@ fn new_id(now: Timestamp) -> Uuid {
     ))
 }
 
-fn order_key(candidate: &Candidate) -> OrderKey {
-    OrderKey {
-        tenant: candidate.event.tenant.clone(),
-        order_id: candidate.event.order_id.clone(),
-        generation: candidate.event.generation,
-    }
-}
-
 fn dead_letter(ripe: &Ripe, bad: &BadRecord) -> DeadLetter {
     let headers = ripe
         .headers
         .iter()
         .map(|(name, value)| (name.clone(), Value::from(value.as_str())))
         .collect();
+    let whole = &ripe.value;
+    let kept = if whole.len() > LARGEST_BYTES {
+        &whole[..OVERSIZED_KEPT]
+    } else {
+        whole
+    };
     DeadLetter {
         topic: ripe.origin.topic.to_string(),
         partition: ripe.origin.partition,
         offset: ripe.origin.offset,
         key: ripe.key.clone(),
-        value: Some(ripe.value.iter().take(VALUE_KEPT).copied().collect()),
+        value: Some(kept.to_vec()),
+        whole_bytes: whole.len(),
         headers: Value::Object(headers),
+        appended_at: ripe.appended_at,
         reason: bad.reason.to_owned(),
         detail: bad.detail.clone(),
     }

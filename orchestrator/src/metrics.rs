@@ -77,8 +77,20 @@ fn describe() {
         "Answers that came too late to matter, by outcome."
     );
     describe_counter!(
+        "lapse_commands_produced_total",
+        "Commands for participants behind Kafka, by participant and fate: sent, or not_sent and due again."
+    );
+    describe_counter!(
+        "lapse_replies_ignored_total",
+        "Answers read from Kafka for no saga that is known, by why."
+    );
+    describe_counter!(
         "lapse_stray_replies_total",
         "Answers for commands that were not asked for, by participant."
+    );
+    describe_counter!(
+        "lapse_shop_unreadable_commands_total",
+        "Commands on Kafka that the reference shop could not read."
     );
     describe_histogram!(
         "lapse_call_duration_seconds",
@@ -92,6 +104,18 @@ fn describe() {
     describe_counter!(
         "lapse_dead_letters_total",
         "Records that can't become sagas, by reason."
+    );
+    describe_gauge!(
+        "lapse_dead_letters",
+        "Dead letters in the table, by state: open ones wait for somebody."
+    );
+    describe_counter!(
+        "lapse_dead_letter_replays_total",
+        "Dead letters replayed over HTTP, by result."
+    );
+    describe_counter!(
+        "lapse_http_refused_total",
+        "HTTP requests without a token that is known, or with one that may only look."
     );
     describe_counter!(
         "lapse_sweep_found_total",
@@ -108,6 +132,14 @@ fn describe() {
     describe_counter!(
         "lapse_alerts_sent_total",
         "Alerts sent, repetitions included, by kind."
+    );
+    describe_counter!(
+        "lapse_webhook_posts_total",
+        "Posts of alerts to webhooks, by webhook and result: delivered, not_taken (tried again), failed (given up)."
+    );
+    describe_gauge!(
+        "lapse_webhook_undelivered_seconds",
+        "How long the oldest alert has waited for a webhook to take it, by webhook."
     );
     crate::kafka::describe_metrics();
 }

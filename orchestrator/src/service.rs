@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use lapse_participants::fault::Faulty;
-use lapse_participants::kit::{OrderOwner, Participant};
+use lapse_participants::kit::{CallError, OrderOwner, Participant};
 use lapse_participants::order::Orders;
 use lapse_participants::stock::Stock;
 use lapse_sagas::Definition;
@@ -21,20 +21,25 @@ use tracing::{info, warn};
 
 use crate::bus::{self, Bus};
 use crate::clock::{Anchored, Clock};
-use crate::config::{Config, Transport};
+use crate::config::Config;
 use crate::coordinator::{Coordinator, DRAIN_WITHIN, Parts};
 use crate::definitions::Definitions;
 use crate::executor::Participants;
+use crate::feed::Feed;
+use crate::foreign::SqlOwner;
 use crate::http;
 use crate::intake;
-use crate::kafka::KafkaBus;
-use crate::participants::http::{HttpOwner, HttpParticipant};
+use crate::kafka::{KafkaBus, KafkaFeed};
+use crate::participants;
+use crate::replay::Replay;
 use crate::store::db::Db;
 use crate::store::ops::Ops;
 use crate::store::pg::PgStore;
 use crate::store::schema;
+use crate::store::webhooks::Deliveries;
 use crate::store::{self, Store};
 use crate::tls;
+use crate::webhooks::{self, Deliverer};
 
 /// The definition that is used where none is named.
 pub const SHIPPED: (&str, &str) = (
@@ -43,6 +48,8 @@ pub const SHIPPED: (&str, &str) = (
 );
 /// How often the clock's anchor is renewed.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// How often dead letters are counted for the metrics.
+const COUNT_EVERY: Duration = Duration::from_secs(10);
 /// Each waits for its locks for a second.
 const DEPLOY_TRIES: u32 = 20;
 
@@ -78,14 +85,17 @@ impl Service {
     ) -> anyhow::Result<Service> {
         let db = database(config)?;
         let ops = Ops::new(db.clone());
-        let store: Arc<dyn Store> = Arc::new(PgStore::new(db));
+        let webhooks = open_webhooks(config, &db)?;
+        let store = PgStore::new(db).telling(webhooks::routes(&config.alerts));
+        let store: Arc<dyn Store> = Arc::new(store);
         let clock = Arc::new(
             Anchored::new(store.clone())
                 .await
                 .context("ask the database for the time")?,
         );
         let definitions = load_definitions(&config.definitions.paths)?;
-        let participants = participants(config)?;
+        // Boxed: as part of this future it is nested deeper than the compiler likes.
+        let mut participants = Box::pin(participants::open(config)).await?;
         refuse_unserved(&definitions, &participants)?;
         deploy(store.as_ref(), &definitions).await?;
         let definitions = Arc::new(
@@ -94,16 +104,25 @@ impl Service {
                 .context("load the active definitions")?,
         );
         let bus: Arc<dyn Bus> = Arc::new(start_bus(config, &clock, &definitions)?);
+        participants.queued.replies = start_replies(config)?;
         let parts = Parts {
             store: store.clone(),
             bus: bus.clone(),
             clock: clock.clone(),
             definitions: definitions.clone(),
             participants,
+            webhooks,
         };
         let coordinator = Coordinator::start(parts, config);
         let stop = CancellationToken::new();
         tokio::spawn(keep_time(clock.clone(), stop.clone()));
+        tokio::spawn(count_letters(ops.clone(), stop.clone()));
+        let replay = Replay::new(
+            store.clone(),
+            ops.clone(),
+            definitions.clone(),
+            config.kafka_settings(),
+        );
         let site = http::Site {
             executor: coordinator.executor(),
             store,
@@ -111,10 +130,12 @@ impl Service {
             bus: bus.clone(),
             definitions,
             clock,
+            replay,
+            tokens: config.http.tokens.clone(),
             metrics,
             failed: coordinator.failed(),
         };
-        let http = tokio::spawn(serve(listener, site, stop.clone()));
+        let http = tokio::spawn(http::serve(listener, http::router(site), stop.clone()));
         Ok(Service {
             coordinator,
             bus,
@@ -158,7 +179,7 @@ async fn deploy(store: &dyn Store, definitions: &[Arc<Definition>]) -> anyhow::R
 /// A process that could never do its work with these settings.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Unfit(String);
+pub struct Unfit(pub(crate) String);
 
 /// Without its participants a definition's sagas would wait for ever, and without its order owner the sweep would skip it.
 fn refuse_unserved(
@@ -289,59 +310,24 @@ fn yaml_files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn participants(config: &Config) -> anyhow::Result<Participants> {
-    let mut participants = Participants::default();
-    if config.shop.enabled {
-        let pool = shop_database(config)?;
-        let orders = Orders::new(pool.clone());
-        let owner: Arc<dyn OrderOwner> = Arc::new(orders.clone());
-        let orders: Arc<dyn Participant> = Arc::new(Faulty::new(orders, pool.clone()));
-        let stock: Arc<dyn Participant> = Arc::new(Faulty::new(Stock::new(pool.clone()), pool));
-        participants.owners.insert("orders".to_owned(), owner);
-        participants.operations.insert("orders".to_owned(), orders);
-        participants.operations.insert("stock".to_owned(), stock);
+/// All coordinators of a group share the replies too: whoever reads one settles it.
+fn start_replies(config: &Config) -> anyhow::Result<Option<Arc<dyn Feed>>> {
+    if config.queued().is_empty() {
+        return Ok(None);
     }
-    for (name, settings) in &config.participants {
-        let key = format!("participants.{name}");
-        let participant: Arc<dyn Participant> = match settings.transport {
-            Transport::Http => {
-                let address = settings.address(&key)?;
-                let (style, in_flight) = (settings.style(), settings.in_flight);
-                Arc::new(
-                    HttpParticipant::new(name, &address, style, in_flight).context(key.clone())?,
-                )
-            }
-            Transport::Kafka => {
-                let words = format!("{key}.transport is kafka, which is not there yet; use http");
-                return Err(Unfit(words).into());
-            }
-        };
-        if participants
-            .operations
-            .insert(name.clone(), participant)
-            .is_some()
-        {
-            return Err(served_twice(&key).into());
-        }
-    }
-    for (name, settings) in &config.order_owners {
-        let key = format!("order_owners.{name}");
-        let owner = HttpOwner::new(&settings.address(&key)?).context(key.clone())?;
-        if participants
-            .owners
-            .insert(name.clone(), Arc::new(owner))
-            .is_some()
-        {
-            return Err(served_twice(&key).into());
-        }
-    }
-    Ok(participants)
+    let group = format!("{}.replies", config.kafka.group);
+    let feed = KafkaFeed::group(&config.kafka_settings(), &group, &[bus::REPLIES])
+        .context("start reading replies from Kafka")?;
+    Ok(Some(Arc::new(feed)))
 }
 
-fn served_twice(key: &str) -> Unfit {
-    Unfit(format!(
-        "{key} is set, and shop.enabled serves the same here; take one of them away"
-    ))
+fn open_webhooks(config: &Config, db: &Db) -> anyhow::Result<Vec<Deliverer>> {
+    let deliverer = |webhook| Deliverer {
+        webhook,
+        deliveries: Deliveries::new(db.clone()),
+    };
+    let webhooks = webhooks::open(&config.alerts).map_err(|error| Unfit(format!("{error:#}")))?;
+    Ok(webhooks.into_iter().map(deliverer).collect())
 }
 
 fn start_bus(
@@ -369,11 +355,18 @@ async fn keep_time(clock: Arc<Anchored>, stop: CancellationToken) {
     }
 }
 
-async fn serve(listener: TcpListener, site: http::Site, stop: CancellationToken) {
-    let served = axum::serve(listener, http::router(site))
-        .with_graceful_shutdown(stop.cancelled_owned())
-        .await;
-    if let Err(error) = served {
-        warn!(%error, "http ended");
+/// How many dead letters are in which state: alerts watch the open ones.
+async fn count_letters(ops: Ops, stop: CancellationToken) {
+    while !stop.is_cancelled() {
+        match ops.letters_by_state().await {
+            Ok(states) => {
+                for one in states {
+                    metrics::gauge!("lapse_dead_letters", "state" => one.state)
+                        .set(one.letters as f64);
+                }
+            }
+            Err(error) => warn!(%error, "dead letters were not counted"),
+        }
+        let _ = tokio::time::timeout(COUNT_EVERY, stop.cancelled()).await;
     }
 }

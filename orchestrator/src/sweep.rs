@@ -1,7 +1,8 @@
 //! The safety net: asks the order owner what is overdue and starts what has no saga. Needs no Kafka.
 //!
-//! Relies on the owner's keyset pages and on the saga key to make a second start harmless. Never: touches an order that
-//! has a saga of its key, whatever became of that of its generation.
+//! An owner with a look-ahead is the source of its orders: what falls due within it becomes a saga that sleeps in the table
+//! until then. Relies on the owner's keyset pages and on the saga key to make a second start harmless. Never: touches an
+//! order that has a saga of its key, whatever became of that of its generation.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use chrono::TimeDelta;
 use lapse_participants::kit::{CallError, OrderKey, OrderOwner, Overdue};
-use lapse_sagas::{Cause, Definition, SagaId};
+use lapse_sagas::{Cause, Definition, SagaId, Timestamp};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -21,7 +22,7 @@ use crate::executor::Executor;
 use crate::intake;
 use crate::store::{self, Standing, Started, Store};
 
-/// Orders later than this are the sweep's business.
+/// Orders later than this are the sweep's business, whoever else should have started them.
 const LATE_BY: TimeDelta = TimeDelta::seconds(5);
 /// Orders per page.
 const PAGE: u32 = 500;
@@ -101,29 +102,29 @@ impl Sweep {
     ) -> Result<usize, Error> {
         let mut started = 0;
         let mut after: Option<Overdue> = None;
+        let ahead = owner.look_ahead();
         while !stop.is_cancelled() {
-            let page = owner
-                .overdue_orders(after.as_ref(), Duration::ZERO, PAGE)
-                .await?;
+            let late = self.clock.now() - LATE_BY;
+            let mut page = owner.overdue_orders(after.as_ref(), ahead, PAGE).await?;
             let Some(last) = page.last().cloned() else {
                 return Ok(started);
             };
-            let late = self.clock.now() - LATE_BY;
-            let overdue: Vec<Overdue> = page
-                .into_iter()
-                .filter(|order| order.due_at <= late)
-                .collect();
-            started += self.start_missing(name, overdue, stop).await?;
+            if ahead.is_zero() {
+                page.retain(|order| order.due_at <= late);
+            }
+            started += self.start_missing(name, page, late, stop).await?;
             after = Some(last);
         }
         Ok(started)
     }
 
-    /// By the definitions whose orders this owner has: another owner's may have the same types.
+    /// By the definitions whose orders this owner has: another owner's may have the same types. A saga may have ended
+    /// since the owner was asked, so only what was late by then counts as left open by it.
     async fn start_missing(
         &self,
         owner: &str,
         overdue: Vec<Overdue>,
+        late: Timestamp,
         stop: &CancellationToken,
     ) -> Result<usize, Error> {
         let mut started = 0;
@@ -149,8 +150,10 @@ impl Sweep {
             for (order, standing) in own.into_iter().zip(standing) {
                 match standing {
                     Standing::None => missing.push(order.clone()),
-                    Standing::InHand => {}
-                    Standing::Closed { saga_id, .. } => unresolved.push((saga_id, order.clone())),
+                    Standing::Closed { saga_id, .. } if order.due_at <= late => {
+                        unresolved.push((saga_id, order.clone()));
+                    }
+                    Standing::InHand | Standing::Closed { .. } => {}
                 }
             }
             if !unresolved.is_empty() {

@@ -4,9 +4,10 @@ use lapse_participants::shop::{OrderRef, Shop};
 use lapse_sagas::{SagaId, Timestamp};
 use serde_json::{Value, json};
 
-use super::{Context, Exit, answer, shop};
+use super::{Context, Exit, answer, shop, webhooks};
 use crate::service;
 use crate::store::ops::{Filter, Find, Ops, Story};
+use crate::store::webhooks::Deliveries;
 
 /// Flags of `lapse list`.
 #[derive(clap::Args)]
@@ -58,6 +59,11 @@ pub(super) enum Alerts {
         /// Who.
         #[arg(long, env = "USER", default_value = "operator")]
         by: String,
+    },
+    /// Post a sample to a webhook and say what came back.
+    Test {
+        /// As in the settings: `[alerts.webhooks.NAME]`.
+        webhook: String,
     },
 }
 
@@ -217,43 +223,50 @@ fn detail(detail: Option<&Value>) -> String {
 }
 
 pub(super) async fn alerts(context: Context, command: Alerts) -> anyhow::Result<()> {
-    let ops = Ops::new(service::database(&context.config)?);
-    let (fingerprint, by) = match command {
-        Alerts::List { all } => {
-            let alerts = if all {
-                ops.alerts().await?
-            } else {
-                ops.open_alerts().await?
-            };
-            return answer::print(
-                context.output,
-                "alerts-list",
-                &json!({ "alerts": alerts }),
-                || {
-                    let rows = alerts.iter().map(|alert| {
-                        vec![
-                            alert.fingerprint.clone(),
-                            alert.state.clone(),
-                            alert.kind.clone(),
-                            alert.step.clone(),
-                            alert.sagas.to_string(),
-                            alert.sends.to_string(),
-                            time(alert.last_at),
-                            alert.message.clone(),
-                        ]
-                    });
-                    answer::table(
-                        &[
-                            "alert", "", "kind", "step", "sagas", "sent", "last", "message",
-                        ],
-                        rows,
-                    )
-                },
-            );
-        }
-        Alerts::Ack { fingerprint, by } => (fingerprint, by),
+    match command {
+        Alerts::List { all } => list_alerts(context, all).await,
+        Alerts::Ack { fingerprint, by } => acknowledge(context, &fingerprint, &by).await,
+        Alerts::Test { webhook } => webhooks::test(context, &webhook).await,
+    }
+}
+
+async fn list_alerts(context: Context, all: bool) -> anyhow::Result<()> {
+    let db = service::database(&context.config)?;
+    let ops = Ops::new(db.clone());
+    let alerts = if all {
+        ops.alerts().await?
+    } else {
+        ops.open_alerts().await?
     };
-    if !ops.acknowledge(&fingerprint, &by).await? {
+    let backlog = Deliveries::new(db).backlog().await?;
+    let body = json!({ "alerts": alerts, "webhooks": backlog });
+    answer::print(context.output, "alerts-list", &body, || {
+        let rows = alerts.iter().map(|alert| {
+            vec![
+                alert.fingerprint.clone(),
+                alert.state.clone(),
+                alert.kind.clone(),
+                alert.step.clone(),
+                alert.sagas.to_string(),
+                alert.sends.to_string(),
+                time(alert.last_at),
+                alert.message.clone(),
+            ]
+        });
+        let header = [
+            "alert", "", "kind", "step", "sagas", "sent", "last", "message",
+        ];
+        format!(
+            "{}{}",
+            answer::table(&header, rows),
+            webhooks::words(&backlog)
+        )
+    })
+}
+
+async fn acknowledge(context: Context, fingerprint: &str, by: &str) -> anyhow::Result<()> {
+    let ops = Ops::new(service::database(&context.config)?);
+    if !ops.acknowledge(fingerprint, by).await? {
         return Err(Exit::NotFound(format!(
             "there is no open alert {fingerprint}; see: lapse alerts list"
         ))
@@ -265,6 +278,6 @@ pub(super) async fn alerts(context: Context, command: Alerts) -> anyhow::Result<
     })
 }
 
-fn time(at: Timestamp) -> String {
+pub(super) fn time(at: Timestamp) -> String {
     at.to_rfc3339_opts(chrono::SecondsFormat::Millis, true)
 }

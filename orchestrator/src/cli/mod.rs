@@ -15,22 +15,28 @@ use lapse_participants::kit::CallError;
 
 use crate::config::{self, Config, LogFormat};
 use crate::kafka;
+use crate::operators::Act;
 use crate::service::Unfit;
 use crate::store;
 
 mod answer;
 mod bench;
 mod conform;
+mod dead_letters;
 mod dev;
 mod look;
 mod migrate;
+mod operate;
+mod outbox_relay;
 mod run;
 mod shop;
 mod shop_serve;
 mod start;
+mod token;
 mod topics;
 mod validate;
 mod verify;
+mod webhooks;
 
 /// Cancels orders that were not paid in time and gives back what they held.
 #[derive(Parser)]
@@ -42,7 +48,7 @@ struct Cli {
     /// One setting, stronger than file and environment.
     #[arg(long = "set", global = true, value_name = "SECTION.KEY=VALUE")]
     set: Vec<String>,
-    /// The coordinator's database.
+    /// The coordinator's database; for outbox-relay, the outbox's.
     #[arg(long, global = true, value_name = "URL")]
     database_url: Option<String>,
     /// Kafka.
@@ -83,9 +89,19 @@ enum Command {
     List(look::List),
     /// Tell the story of a saga or an order.
     Show(look::Show),
-    /// List or acknowledge alerts.
+    /// List or acknowledge alerts, try a webhook out.
     #[command(subcommand)]
     Alerts(look::Alerts),
+    /// Start run + 1 of parked or compensated sagas.
+    Retry(operate::Args),
+    /// Close parked or compensated sagas by hand.
+    Resolve(operate::Args),
+    /// Look at records that could not become sagas, replay or discard them.
+    #[command(subcommand)]
+    DeadLetters(dead_letters::Command),
+    /// Make tokens for the HTTP interface.
+    #[command(subcommand)]
+    Token(token::Command),
     /// Recompute from the tables that nothing is lost, doubled, early, cancelled after paid, or forgotten.
     Verify(verify::Args),
     /// Try whether a participant keeps the contract of docs/participants.md.
@@ -95,6 +111,8 @@ enum Command {
     /// Work the reference shop.
     #[command(subcommand)]
     Shop(shop::Command),
+    /// Send what lies in the outbox table of a producer without Debezium.
+    OutboxRelay(outbox_relay::Args),
 }
 
 /// An error with an exit code of its own; any other error is exit code 1.
@@ -112,6 +130,9 @@ pub(crate) enum Exit {
     /// The other side knows us not, or lets us not: 6.
     #[error("{0}")]
     NotAuthorised(String),
+    /// Some of it is done, and the rest is not: 7.
+    #[error("{0}")]
+    Partly(String),
     /// The other side does not answer: 8.
     #[error("{0}")]
     Unreachable(String),
@@ -124,6 +145,7 @@ impl Exit {
             Exit::NotFound(_) => 4,
             Exit::Conflict(_) => 5,
             Exit::NotAuthorised(_) => 6,
+            Exit::Partly(_) => 7,
             Exit::Unreachable(_) => 8,
         }
     }
@@ -181,10 +203,15 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Command::List(args) => look::list(context, args).await,
         Command::Show(args) => look::show(context, args).await,
         Command::Alerts(command) => look::alerts(context, command).await,
+        Command::Retry(args) => operate::run(context, Act::Retry, args).await,
+        Command::Resolve(args) => operate::run(context, Act::Resolve, args).await,
+        Command::DeadLetters(command) => dead_letters::run(context, command).await,
+        Command::Token(command) => token::run(&context, command),
         Command::Verify(args) => verify::run(context, args).await,
         Command::Conform(args) => conform::run(context, args).await,
         Command::Bench(args) => bench::run(context, args).await,
         Command::Shop(command) => shop::run(context, command).await,
+        Command::OutboxRelay(args) => outbox_relay::run(context, args).await,
     }
 }
 
@@ -196,10 +223,14 @@ fn flags(cli: &Cli) -> anyhow::Result<Vec<(String, String)>> {
             .ok_or_else(|| Exit::Invalid(format!("--set {setting}: write SECTION.KEY=VALUE")))?;
         flags.push((key.to_owned(), value.to_owned()));
     }
+    let database = match cli.command {
+        Command::OutboxRelay(_) => "outbox.url",
+        _ => "postgres.url",
+    };
     flags.extend(
         cli.database_url
             .iter()
-            .map(|url| ("postgres.url".to_owned(), url.clone())),
+            .map(|url| (database.to_owned(), url.clone())),
     );
     flags.extend(
         cli.brokers
@@ -230,9 +261,10 @@ fn is_setting(cause: &(dyn std::error::Error + 'static)) -> bool {
     matches!(cause.downcast_ref(), Some(kafka::Error::Settings(_))) || cause.is::<Unfit>()
 }
 
-/// Postgres does not let us in.
+/// Postgres or Kafka does not let us in.
 fn is_refused(cause: &(dyn std::error::Error + 'static)) -> bool {
     matches!(cause.downcast_ref(), Some(store::Error::NotAuthorised(_)))
+        || matches!(cause.downcast_ref(), Some(kafka::Error::NotAuthorised(_)))
 }
 
 /// Postgres, the shop's Postgres, or Kafka does not answer.

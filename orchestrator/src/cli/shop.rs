@@ -9,19 +9,12 @@ use serde_json::json;
 
 use super::{Context, Exit, answer};
 use crate::service;
+use crate::shop_serve::OPERATIONS;
 use crate::store::pg::PgStore;
 use crate::store::{Store, db};
 
 /// So many units arrive of what the shop never had.
 const FIRST_STOCK: u32 = 1_000;
-
-/// What can be made to go wrong.
-const OPERATIONS: [&str; 4] = [
-    "CancelOrder",
-    "ReopenOrder",
-    "ReplenishStock",
-    "WithdrawStock",
-];
 
 /// What to do with the shop.
 #[derive(clap::Subcommand)]

@@ -5,15 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use lapse_participants::kit::Participant;
 use lapse_participants::order::Orders;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::run::wait_for_signal;
 use super::{Context, Exit, init_logs};
+use crate::bus::commands_topic;
+use crate::kafka::{KafkaFeed, KafkaOutlet};
 use crate::service;
-use crate::shop_serve::ShopParticipant;
 use crate::shop_serve::http::{Served, router};
+use crate::shop_serve::{OPERATIONS, PARTICIPANTS, ShopParticipant, kafka};
 
 /// Requests that are being answered have so long after SIGTERM.
 const DRAIN_WITHIN: Duration = Duration::from_secs(8);
@@ -24,6 +28,9 @@ pub(super) struct Args {
     /// Where requests are taken; loopback only, since the shop asks nobody for a token.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8390")]
     listen: SocketAddr,
+    /// Take commands from Kafka too, on the topics of participants orders and stock.
+    #[arg(long)]
+    kafka: bool,
     /// Bring the shop's tables up to this version first.
     #[arg(long)]
     migrate: bool,
@@ -52,6 +59,10 @@ pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
         owner: Arc::new(Orders::new(pool)),
     };
     let stop = CancellationToken::new();
+    let commands = args
+        .kafka
+        .then(|| take_commands(&context, served.participant.clone(), stop.clone()))
+        .transpose()?;
     let http = axum::serve(listener, router(served))
         .with_graceful_shutdown(stop.clone().cancelled_owned());
     let http = tokio::spawn(http.into_future());
@@ -61,5 +72,27 @@ pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
     if tokio::time::timeout(DRAIN_WITHIN, http).await.is_err() {
         warn!("requests are still being answered; left to themselves");
     }
+    if let Some(commands) = commands {
+        commands.await.context("take commands from Kafka")?;
+    }
     Ok(())
+}
+
+/// As many of these as there are share the commands.
+fn take_commands(
+    context: &Context,
+    participant: Arc<dyn Participant>,
+    stop: CancellationToken,
+) -> anyhow::Result<JoinHandle<()>> {
+    let settings = context.config.kafka_settings();
+    let group = format!("{}.shop", settings.group);
+    let topics = PARTICIPANTS.map(commands_topic);
+    let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
+    let server = kafka::Server {
+        feed: Arc::new(KafkaFeed::group(&settings, &group, &topics)?),
+        outlet: Arc::new(KafkaOutlet::new(&settings)?),
+        participant,
+        operations: &OPERATIONS,
+    };
+    Ok(tokio::spawn(async move { server.run(&stop).await }))
 }

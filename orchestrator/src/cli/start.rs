@@ -26,6 +26,9 @@ pub(super) struct Args {
     /// Who wants it.
     #[arg(long, value_enum, default_value_t = Who::Operator)]
     cause: Who,
+    /// A token of the coordinator's HTTP interface, if it has any.
+    #[arg(long, env = "LAPSE_TOKEN", hide_env_values = true)]
+    token: Option<String>,
     /// Wait so long for the end.
     #[arg(long, default_value = "0s")]
     wait: Span,
@@ -53,10 +56,13 @@ pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
         "http://{}/v1/sagas/{}",
         context.config.http.listen, args.definition
     );
-    let request = reqwest::Client::new()
+    let mut request = reqwest::Client::new()
         .post(&url)
         .query(&[("wait_ms", args.wait.as_millis())])
         .json(&body);
+    if let Some(token) = &args.token {
+        request = request.bearer_auth(token);
+    }
     let response = request
         .send()
         .await
@@ -83,6 +89,7 @@ pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
         .unwrap_or("no reason given")
         .to_owned();
     Err(match status.as_u16() {
+        401 | 403 => Exit::NotAuthorised(detail),
         404 => Exit::NotFound(detail),
         409 => Exit::Conflict(detail),
         400 | 422 => Exit::Invalid(detail),

@@ -9,8 +9,8 @@ use lapse_sagas::{Span, Timestamp};
 
 use super::{Context, answer};
 use crate::service;
-use crate::store::Store;
 use crate::store::pg::PgStore;
+use crate::store::{self, Store};
 use crate::verify::{self, Report};
 
 /// Flags of `lapse verify`.
@@ -27,9 +27,22 @@ pub(super) struct Args {
 
 /// From when on.
 #[derive(Clone, Copy)]
-enum Since {
+pub(super) enum Since {
     At(Timestamp),
     Ago(Span),
+}
+
+impl Since {
+    /// The time itself.
+    ///
+    /// # Errors
+    /// Those of [`Store::now`].
+    pub(super) async fn at(self, store: &PgStore) -> Result<Timestamp, store::Error> {
+        match self {
+            Since::At(at) => Ok(at),
+            Since::Ago(span) => Ok(store.now().await? - span.delta()),
+        }
+    }
 }
 
 impl FromStr for Since {
@@ -50,13 +63,9 @@ pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
         late_after: args.late_after.delta(),
         ..Bounds::default()
     };
-    match args.since {
-        None => {}
-        Some(Since::At(at)) => bounds.since = at,
-        Some(Since::Ago(span)) => {
-            let store = PgStore::new(service::database(&context.config)?);
-            bounds.since = store.now().await? - span.delta();
-        }
+    if let Some(since) = args.since {
+        let store = PgStore::new(service::database(&context.config)?);
+        bounds.since = since.at(&store).await?;
     }
     let report = verify::run(&context.config, &bounds).await?;
     answer::print(context.output, "verify", &report, || words(&report))?;

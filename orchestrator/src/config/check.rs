@@ -2,23 +2,21 @@
 //!
 //! Relies on [`crate::kafka::Settings::check`] for what only Kafka knows. Never: repeats a URL, it may hold a password.
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
 use anyhow::{Context, ensure};
 use lapse_sagas::Span;
 
-use super::Config;
+use super::{Config, Token};
 
 impl Config {
     pub(super) fn check(&self) -> anyhow::Result<()> {
         self.check_postgres()?;
         self.check_kafka()?;
-        ensure!(
-            self.http.listen.ip().is_loopback(),
-            "http.listen is {}: without tokens Lapse listens on loopback only; use 127.0.0.1 and a proxy that knows who may",
-            self.http.listen
-        );
+        self.alerts.check()?;
+        self.check_http()?;
         let executor = &self.executor;
         within("executor.batch_max", executor.batch_max, 1..=5_000)?;
         within("executor.slots", executor.slots, 1..=64)?;
@@ -33,12 +31,29 @@ impl Config {
         within("executor.poll", executor.poll, polls)?;
         let sweeps = Span::from_secs(1)..=Span::from_secs(300);
         within("sweep.every", self.sweep.every, sweeps)?;
-        within("shop.connections", self.shop.connections, 1..=200)?;
         for (name, participant) in &self.participants {
             participant.check(&format!("participants.{name}"))?;
         }
         for (name, owner) in &self.order_owners {
-            owner.check(&format!("order_owners.{name}"))?;
+            owner.check(&format!("order_owners.{name}"), self.sweep.every)?;
+        }
+        within("shop.connections", self.shop.connections, 1..=200)
+    }
+
+    fn check_http(&self) -> anyhow::Result<()> {
+        let http = &self.http;
+        ensure!(
+            http.listen.ip().is_loopback() || !http.tokens.is_empty(),
+            "http.listen is {}: without tokens Lapse listens on loopback only; make one with: lapse token new NAME",
+            http.listen
+        );
+        let mut hashes = BTreeSet::new();
+        for (name, token) in &http.tokens {
+            Token::check_name(name).map_err(anyhow::Error::msg)?;
+            ensure!(
+                hashes.insert(token.hash),
+                "http.tokens.{name} is the same token as another; each name needs its own"
+            );
         }
         Ok(())
     }

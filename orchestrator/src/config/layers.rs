@@ -17,7 +17,7 @@ const SHARED: [(&str, &str); 3] = [
     ("RUST_LOG", "log.filter"),
 ];
 
-const SECTIONS: [&str; 10] = [
+const SECTIONS: [&str; 12] = [
     "POSTGRES",
     "KAFKA",
     "HTTP",
@@ -26,12 +26,19 @@ const SECTIONS: [&str; 10] = [
     "SHOP",
     "PARTICIPANTS",
     "ORDER_OWNERS",
+    "OUTBOX",
     "DEFINITIONS",
     "LOG",
+    "ALERTS",
 ];
 
-/// Sections of named things: `LAPSE__SECTION__NAME__KEY`, and deeper.
-const NAMED: [&str; 2] = ["PARTICIPANTS", "ORDER_OWNERS"];
+/// Settings of named things: `LAPSE__SECTION__NAME__KEY`, and deeper.
+const NAMED: [&str; 4] = [
+    "PARTICIPANTS__",
+    "ORDER_OWNERS__",
+    "ALERTS__WEBHOOKS__",
+    "HTTP__TOKENS__",
+];
 
 /// Begin like ours but are for tests, scripts and images.
 const NOT_SETTINGS: [&str; 6] = [
@@ -92,7 +99,7 @@ fn key(name: &str, rest: &str) -> anyhow::Result<String> {
         return Ok(format!("kafka.properties.{property}"));
     }
     let parts: Vec<&str> = rest.split("__").collect();
-    let is_named = NAMED.contains(&parts[0]);
+    let is_named = NAMED.iter().any(|named| rest.starts_with(named));
     let (right, form) = if is_named {
         (parts.len() >= 3, "LAPSE__SECTION__NAME__KEY")
     } else {
@@ -134,7 +141,7 @@ fn is_service_link(name: &str, value: &OsStr) -> bool {
 
 /// The value of a setting that was given as text. Lists are separated by commas or written as in TOML.
 pub(super) fn value(key: &str, text: &str) -> anyhow::Result<::config::Value> {
-    if !LISTS.contains(&key) {
+    if !LISTS.contains(&key) && !is_kinds(key) {
         return Ok(text.into());
     }
     let list = if text.trim_start().starts_with('[') {
@@ -148,6 +155,11 @@ pub(super) fn value(key: &str, text: &str) -> anyhow::Result<::config::Value> {
             .collect()
     };
     Ok(list.into())
+}
+
+/// `alerts.webhooks.NAME.kinds`.
+fn is_kinds(key: &str) -> bool {
+    key.starts_with("alerts.webhooks.") && key.ends_with(".kinds")
 }
 
 fn toml_array(text: &str) -> Result<Vec<String>, ::config::ConfigError> {

@@ -1,7 +1,11 @@
-//! `[order_owners.NAME]`: who knows, outside this process, which orders are overdue.
+//! `[order_owners.NAME]`: who knows, outside this process, which orders are overdue: a service over HTTP, or a table.
+//!
+//! Never: repeats a database URL, it may hold a password.
 
 use std::path::PathBuf;
 
+use anyhow::ensure;
+use lapse_sagas::Span;
 use serde::{Deserialize, Serialize};
 
 use super::Secret;
@@ -22,9 +26,139 @@ pub struct OrderOwner {
     pub ca_file: PathBuf,
     /// The token may go over `http://` to another machine, where others may read it.
     pub insecure: bool,
+    /// How far ahead the sweep asks: these orders need no event, they are taken over and cancelled on time. Zero: only
+    /// what is 5 s late.
+    pub look_ahead: Span,
+    /// Instead of `url`, the database its orders are in: `postgres://…` or `mysql://…`, of the primary. It is only read.
+    pub database_url: String,
+    /// `table`, or `schema.table`.
+    pub table: String,
+    /// Where in the table things are.
+    pub columns: Columns,
+    /// Values of the status column of orders that await payment.
+    pub pending: Vec<String>,
+    /// Values of it of paid orders, for the guard.
+    pub paid: Vec<String>,
+    /// Order type where there is no column for it, or nothing in it.
+    pub order_type: String,
+    /// Tenant where there is no column for it; empty: `default`.
+    pub tenant: String,
+    /// The due time is so long after `columns.created_at`.
+    pub pay_within: Span,
+    /// The zone of a time column that has none, such as `Asia/Shanghai`.
+    pub time_zone: String,
+    /// Unit of a due time that is a number.
+    pub due_unit: DueUnit,
+    /// One more condition in the database's own SQL, such as `deleted = 0`. It goes into the statement as it is.
+    pub filter: String,
+}
+
+/// Names of columns.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Columns {
+    /// The order's id, unique within its tenant: text, integer or UUID.
+    pub order_id: String,
+    /// Its status.
+    pub status: String,
+    /// When it falls due; either this or `created_at`.
+    pub due_at: String,
+    /// When it was placed.
+    pub created_at: String,
+    /// Its type.
+    pub order_type: String,
+    /// Whose it is.
+    pub tenant: String,
+    /// Its holding period, a number; without it every order is in its first.
+    pub generation: String,
+}
+
+/// Since 1970.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DueUnit {
+    /// Not a number.
+    #[default]
+    None,
+    /// Seconds.
+    S,
+    /// Milliseconds.
+    Ms,
 }
 
 impl OrderOwner {
+    /// Whether its orders are read from a table.
+    pub fn is_table(&self) -> bool {
+        !self.database_url.is_empty()
+    }
+
+    /// What is wrong, with the key.
+    pub(crate) fn check(&self, name: &str, sweep_every: Span) -> anyhow::Result<()> {
+        let key = |key: &str| format!("order_owners.{name}.{key}");
+        ensure!(
+            self.url.is_empty() != self.database_url.is_empty(),
+            "{} and {}: give one of them",
+            key("url"),
+            key("database_url")
+        );
+        let longest = Span::from_secs(24 * 3_600);
+        ensure!(
+            self.look_ahead == Span::default()
+                || (self.look_ahead > sweep_every && self.look_ahead <= longest),
+            "{} is {}; allowed is 0s, or more than sweep.every ({sweep_every}) to {longest}",
+            key("look_ahead"),
+            self.look_ahead
+        );
+        if self.is_table() {
+            return self.check_table(key);
+        }
+        self.remote().check(&format!("order_owners.{name}"))
+    }
+
+    fn check_table(&self, key: impl Fn(&str) -> String) -> anyhow::Result<()> {
+        let is_known = ["postgres://", "postgresql://", "mysql://", "mariadb://"]
+            .iter()
+            .any(|scheme| self.database_url.starts_with(scheme));
+        ensure!(
+            is_known,
+            "{} is not postgres://user:password@host:port/database or mysql://…",
+            key("database_url")
+        );
+        let columns = &self.columns;
+        let needed = [
+            ("table", &self.table),
+            ("columns.order_id", &columns.order_id),
+            ("columns.status", &columns.status),
+        ];
+        for (name, value) in needed {
+            ensure!(!value.is_empty(), "{} is empty", key(name));
+        }
+        ensure!(
+            columns.due_at.is_empty() != columns.created_at.is_empty(),
+            "{} and {}: give one of them",
+            key("columns.due_at"),
+            key("columns.created_at")
+        );
+        ensure!(
+            columns.created_at.is_empty() == (self.pay_within == Span::default()),
+            "{} goes with {}, and neither without the other",
+            key("pay_within"),
+            key("columns.created_at")
+        );
+        ensure!(
+            !(columns.order_type.is_empty() && self.order_type.is_empty()),
+            "{} and {} are empty; name the column, or the type of all orders",
+            key("columns.order_type"),
+            key("order_type")
+        );
+        ensure!(
+            !self.pending.is_empty(),
+            "{} is empty; list the statuses of orders that await payment",
+            key("pending")
+        );
+        Ok(())
+    }
+
     fn remote(&self) -> Remote<'_> {
         Remote {
             url: &self.url,
@@ -33,11 +167,6 @@ impl OrderOwner {
             ca_file: &self.ca_file,
             insecure: self.insecure,
         }
-    }
-
-    /// What is wrong with it, whose settings begin with `key`.
-    pub(crate) fn check(&self, key: &str) -> anyhow::Result<()> {
-        self.remote().check(key)
     }
 
     /// Where it is reached; reads the files.

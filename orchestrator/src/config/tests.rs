@@ -326,3 +326,90 @@ fn a_token_is_never_printed() {
     let refused = format!("{:#}", with(&wrong).expect_err("no such key"));
     assert!(!refused.contains("hushed"), "{refused}");
 }
+
+const TABLE: &str = r#"
+[order_owners.orders]
+database_url = "mysql://reader:secret@db/shop"
+table = "t_order"
+order_type = "normal"
+pending = [10, "WAIT_PAY"]
+time_zone = "Asia/Shanghai"
+look_ahead = "30s"
+[order_owners.orders.columns]
+order_id = "order_no"
+status = "status"
+due_at = "expire_time"
+"#;
+
+fn of_toml(text: &str) -> anyhow::Result<Config> {
+    let file = ::config::File::from_str(text, ::config::FileFormat::Toml);
+    let config: Config = ::config::Config::builder()
+        .add_source(::config::Config::try_from(&Config::default())?)
+        .add_source(file)
+        .build()?
+        .try_deserialize()?;
+    config.check()?;
+    Ok(config)
+}
+
+#[test]
+fn an_order_owner_can_be_a_table() {
+    let config = of_toml(TABLE).expect("nothing is wrong");
+    let owner = &config.order_owners["orders"];
+    assert!(owner.is_table());
+    assert_eq!(owner.pending, ["10", "WAIT_PAY"]);
+    assert_eq!(owner.look_ahead, Span::from_secs(30));
+    let url = "LAPSE__ORDER_OWNERS__ORDERS__DATABASE_URL";
+    let read = variables(&[(url, "postgres://db/shop")]).expect("it is one");
+    assert_eq!(
+        read,
+        [pair(
+            "order_owners.orders.database_url",
+            "postgres://db/shop"
+        )]
+    );
+}
+
+#[test]
+fn an_order_table_that_can_not_be_read_is_refused_by_the_key_and_without_its_url() {
+    for (right, wrong, words) in [
+        (
+            "mysql://reader",
+            "oracle://reader",
+            "database_url is not postgres://",
+        ),
+        (
+            "table = \"t_order\"",
+            "url = \"http://x\"",
+            "database_url: give one of them",
+        ),
+        (
+            "table = \"t_order\"",
+            "",
+            "order_owners.orders.table is empty",
+        ),
+        (
+            "due_at = \"expire_time\"",
+            "",
+            "columns.created_at: give one of them",
+        ),
+        ("due_at =", "created_at =", "pay_within goes with"),
+        ("order_type = \"normal\"", "", "the type of all orders"),
+        ("[10, \"WAIT_PAY\"]", "[]", "list the statuses"),
+        (
+            "look_ahead = \"30s\"",
+            "look_ahead = \"3s\"",
+            "more than sweep.every (5s) to 1d",
+        ),
+        (
+            "status = \"status\"",
+            "state = \"status\"",
+            "unknown field `state`",
+        ),
+    ] {
+        let error = of_toml(&TABLE.replace(right, wrong)).expect_err(wrong);
+        let said = format!("{error:#}");
+        assert!(said.contains(words), "{said}");
+        assert!(!said.contains("secret"), "{said}");
+    }
+}

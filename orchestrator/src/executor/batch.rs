@@ -22,7 +22,7 @@ use crate::store::{Move, Moved, Saga};
 /// So often is the same batch repeated after a deadlock, within the step's time-out, before it is treated like a lock time-out.
 const SERIALIZATION_RETRIES: u32 = 5;
 /// How long a command waits that could not get its locks, or whose participant is not set up.
-const LOCKED_FOR: TimeDelta = TimeDelta::seconds(1);
+pub(super) const LOCKED_FOR: TimeDelta = TimeDelta::seconds(1);
 const MISCONFIGURED_FOR: TimeDelta = TimeDelta::seconds(5);
 
 /// A saga and what happened to it.
@@ -34,13 +34,13 @@ pub(super) struct Answered {
 }
 
 /// What the batch's commands have in common.
-struct Context<'a> {
-    executor: &'a Arc<Executor>,
+pub(super) struct Context<'a> {
+    pub(super) executor: &'a Arc<Executor>,
     definition: Arc<Definition>,
     key: GroupKey,
-    call: Call,
+    pub(super) call: Call,
     participant: Arc<dyn Participant>,
-    timeout: Duration,
+    pub(super) timeout: Duration,
 }
 
 /// Runs the batch to its record; what is in hand afterwards is queued at once.
@@ -52,6 +52,9 @@ pub(super) async fn run(executor: &Arc<Executor>, batch: Batch) {
         };
         let mut halves: Vec<Vec<Saga>> = Vec::new();
         let mut part = context.send(batch.sagas).await;
+        if context.is_queued() {
+            return context.produce(part).await;
+        }
         loop {
             if !part.is_empty() {
                 match context.call(&part).await {
@@ -98,7 +101,7 @@ fn context<'a>(executor: &'a Arc<Executor>, key: &GroupKey) -> Option<Context<'a
     })
 }
 
-fn answered(sagas: Vec<Saga>, events: Vec<Event>) -> Vec<Answered> {
+pub(super) fn answered(sagas: Vec<Saga>, events: Vec<Event>) -> Vec<Answered> {
     sagas
         .into_iter()
         .zip(events)
@@ -222,7 +225,7 @@ impl Context<'_> {
         }
     }
 
-    fn command(&self, saga: &Saga) -> Option<Command> {
+    pub(super) fn command(&self, saga: &Saga) -> Option<Command> {
         let active = self.active(saga)?;
         let now = self.executor.clock.now();
         Some(command::build(
@@ -284,7 +287,12 @@ impl Context<'_> {
             .collect()
     }
 
-    fn deferred(&self, sagas: &[Saga], wait: TimeDelta, error: &CallError) -> Vec<Event> {
+    pub(super) fn deferred(
+        &self,
+        sagas: &[Saga],
+        wait: TimeDelta,
+        error: &CallError,
+    ) -> Vec<Event> {
         let until = self.executor.clock.now() + wait;
         let event = Event::Deferred {
             step: self.key.step.clone(),
@@ -295,7 +303,7 @@ impl Context<'_> {
     }
 
     fn replied(&self, saga: &Saga, outcome: Outcome) -> Event {
-        self.count(&outcome);
+        count(&self.call, self.key.direction, &outcome);
         Event::Replied {
             step: self.key.step.clone(),
             direction: self.key.direction,
@@ -304,25 +312,23 @@ impl Context<'_> {
         }
     }
 
-    fn count(&self, outcome: &Outcome) {
-        metrics::counter!("lapse_replies_total", "operation" => self.call.operation.clone(), "outcome" => outcome.name())
-            .increment(1);
-        let is_error = matches!(
-            outcome,
-            Outcome::Failed { .. } | Outcome::Unknown { .. } | Outcome::Rejected { .. }
-        );
-        if is_error
-            && self.key.direction == Direction::Do
-            && self.call.operation == "ReplenishStock"
-        {
-            metrics::counter!("inventory_release_errors_total", "outcome" => outcome.name())
-                .increment(1);
-        }
-    }
-
     fn active<'s>(&self, saga: &'s Saga) -> Option<&'s Active> {
         let step: &StepId = &self.key.step;
         saga.state.active.get(step)
+    }
+}
+
+/// Counts an answer.
+pub(super) fn count(call: &Call, direction: Direction, outcome: &Outcome) {
+    metrics::counter!("lapse_replies_total", "operation" => call.operation.clone(), "outcome" => outcome.name())
+        .increment(1);
+    let is_error = matches!(
+        outcome,
+        Outcome::Failed { .. } | Outcome::Unknown { .. } | Outcome::Rejected { .. }
+    );
+    if is_error && direction == Direction::Do && call.operation == "ReplenishStock" {
+        metrics::counter!("inventory_release_errors_total", "outcome" => outcome.name())
+            .increment(1);
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! start, claim ─► Ready ─► fenced "sent" ─► participant ─► transition ─► record ─► Ready (next step) | at rest
+//!                                       └─► Kafka … replies ─► settled under the row's lock ─┘
 //! ```
 //! Relies on the store's fence: a saga that somebody else moved is dropped from memory here and now. Never: keeps
 //! a timer; retries, missing replies, postponements and crashes all come back through [`Executor::claim`].
@@ -20,17 +21,22 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
+use crate::bus::Bus;
 use crate::clock::Clock;
 use crate::definitions::Definitions;
 use crate::store::{self, Decision, Saga, Start, Started, Store, Which};
 
 mod batch;
 mod command;
+mod queued;
 mod ready;
 mod record;
+mod replies;
 
+pub use queued::Queued;
 use ready::{Batch, Ready};
 pub use ready::{GroupKey, SizeClass};
+pub use replies::Replies;
 
 /// A command that waited longer than this since its row said `sent` is fenced again before it goes out.
 const FRESH_FOR: chrono::TimeDelta = chrono::TimeDelta::milliseconds(250);
@@ -43,6 +49,8 @@ const QUEUED_FOR: chrono::TimeDelta = chrono::TimeDelta::seconds(2);
 pub struct Participants {
     /// Who does operations.
     pub operations: HashMap<String, Arc<dyn Participant>>,
+    /// Who gets commands over Kafka and answers there, some time.
+    pub queued: Queued,
     /// Who owns orders.
     pub owners: HashMap<String, Arc<dyn OrderOwner>>,
 }
@@ -56,7 +64,9 @@ impl Participants {
                 .flatten()
         });
         let participants = calls.map(|call| &call.participant);
-        let absent = participants.filter(|name| !self.operations.contains_key(*name));
+        let absent = participants.filter(|name| {
+            !self.operations.contains_key(*name) && !self.queued.names.contains(*name)
+        });
         let absent = absent.map(|name| format!("participants.{name}"));
         let owner = &definition.body.trigger.order_owner;
         let owner = (!self.owners.contains_key(owner)).then(|| format!("order_owners.{owner}"));
@@ -88,6 +98,7 @@ impl Default for Settings {
 /// Drives the sagas in hand.
 pub struct Executor {
     store: Arc<dyn Store>,
+    bus: Arc<dyn Bus>,
     clock: Arc<dyn Clock>,
     definitions: Arc<Definitions>,
     participants: Participants,
@@ -101,6 +112,7 @@ impl Executor {
     /// An executor with nothing in hand. [`Executor::run`] makes it work.
     pub fn new(
         store: Arc<dyn Store>,
+        bus: Arc<dyn Bus>,
         clock: Arc<dyn Clock>,
         definitions: Arc<Definitions>,
         participants: Participants,
@@ -108,6 +120,7 @@ impl Executor {
     ) -> Arc<Executor> {
         Arc::new(Executor {
             store,
+            bus,
             clock,
             definitions,
             participants,
@@ -473,6 +486,16 @@ fn observe(saga: &Saga, effects: &[Effect], now: Timestamp) {
             Effect::Count(_) | Effect::History(_) | Effect::Alert(_) | Effect::AlertSettled => {}
         }
     }
+}
+
+/// The steps that are in somebody's hand and not sent.
+pub fn taken(state: &State) -> Vec<StepId> {
+    state
+        .active
+        .iter()
+        .filter(|(_, active)| active.phase == Phase::Taken)
+        .map(|(step, _)| step.clone())
+        .collect()
 }
 
 /// The steps whose commands are for this coordinator to send.

@@ -119,7 +119,7 @@ impl Executor {
         }
     }
 
-    fn decide_reply(
+    pub(super) fn decide_reply(
         &self,
         saga: &Saga,
         reply: Option<&Reply>,
@@ -146,9 +146,9 @@ impl Executor {
 }
 
 /// What came back for a command. A later run's command for the same step has another id.
-struct Reply {
-    command_id: Option<CommandId>,
-    event: Event,
+pub(super) struct Reply {
+    pub(super) command_id: Option<CommandId>,
+    pub(super) event: Event,
 }
 
 impl Reply {

@@ -1,26 +1,37 @@
-//! The HTTP interface: start now, probes, metrics. Errors are `application/problem+json`.
+//! The HTTP interface: start now, retry, resolve, dead letters, probes, metrics. Errors are `application/problem+json`.
 //!
-//! Relies on the executor for every change. Never: listens on anything but loopback (settings refuse it).
+//! Relies on [`admit`] before every route, and on the executor and the store for every change. Never: listens on anything
+//! but loopback without tokens (settings refuse it).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::Router;
-use axum::extract::State;
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
+use axum::{Router, middleware};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::bus::Bus;
 use crate::clock::Clock;
+use crate::config::Token;
 use crate::definitions::Definitions;
 use crate::executor::Executor;
+use crate::replay::Replay;
 use crate::store::Store;
 use crate::store::ops::Ops;
 
+mod admit;
+mod dead_letters;
+mod operate;
+mod serve;
 mod start;
+
+pub use serve::serve;
 
 /// What the routes need.
 #[derive(Clone)]
@@ -37,19 +48,54 @@ pub struct Site {
     pub definitions: Arc<Definitions>,
     /// For new ids.
     pub clock: Arc<dyn Clock>,
+    /// Replays dead letters.
+    pub replay: Replay,
+    /// Who may come in.
+    pub tokens: BTreeMap<String, Token>,
     /// Renders `/metrics`.
     pub metrics: PrometheusHandle,
     /// Cancelled when a part of the coordinator has ended by itself.
     pub failed: CancellationToken,
 }
 
-/// All routes.
+/// Every route: method, path, what is there. One that is not in this list is not there.
+fn routes() -> Vec<(&'static str, &'static str, MethodRouter<Site>)> {
+    vec![
+        ("GET", "/livez", get(livez)),
+        ("GET", "/readyz", get(readyz)),
+        ("GET", "/metrics", get(metrics)),
+        ("POST", "/v1/sagas/{id}", post(start::start)),
+        ("POST", "/v1/sagas/{id}/retry", post(operate::retry)),
+        ("POST", "/v1/sagas/{id}/resolve", post(operate::resolve)),
+        ("GET", "/v1/dead-letters", get(dead_letters::list)),
+        (
+            "POST",
+            "/v1/dead-letters/{id}/replay",
+            post(dead_letters::replay),
+        ),
+        (
+            "POST",
+            "/v1/dead-letters/{id}/discard",
+            post(dead_letters::discard),
+        ),
+    ]
+}
+
+/// Method and path of every route.
+pub fn paths() -> Vec<(&'static str, &'static str)> {
+    routes()
+        .into_iter()
+        .map(|(method, path, _)| (method, path))
+        .collect()
+}
+
+/// All routes behind [`admit`], which nothing gets around: it is the outermost layer, over the fallbacks too.
 pub fn router(site: Site) -> Router {
-    Router::new()
-        .route("/livez", get(livez))
-        .route("/readyz", get(readyz))
-        .route("/metrics", get(metrics))
-        .route("/v1/sagas/{definition}", post(start::start))
+    let gate = admit::Gate::new(&site.tokens);
+    let add = |router: Router<Site>, (_, path, route)| router.route(path, route);
+    routes()
+        .into_iter()
+        .fold(Router::new(), add)
         .fallback(|| async {
             Problem::new(StatusCode::NOT_FOUND, "not_found", "there is nothing here")
         })
@@ -57,7 +103,18 @@ pub fn router(site: Site) -> Router {
             let words = "this path has another method";
             Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", words)
         })
+        .layer(middleware::from_fn_with_state(gate, admit::admit))
+        .layer(DefaultBodyLimit::max(admit::LARGEST_BODY))
         .with_state(site)
+}
+
+/// What is wrong with a body: 415, 413, or 400 for whatever is wrong inside.
+fn bad_body(rejection: JsonRejection) -> Problem {
+    let status = match rejection.status() {
+        status @ (StatusCode::UNSUPPORTED_MEDIA_TYPE | StatusCode::PAYLOAD_TOO_LARGE) => status,
+        _ => StatusCode::BAD_REQUEST,
+    };
+    Problem::new(status, "bad_body", rejection.body_text())
 }
 
 /// Alive: every part of the coordinator runs. Says nothing of Postgres or Kafka: their outage is no reason to restart.

@@ -20,7 +20,7 @@ use lapse_sagas::{Cause, OrderEvent, Refused};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Problem, Site};
+use super::{Problem, Site, bad_body};
 use crate::intake;
 use crate::store::{self, Decision, Saga, Started, Which};
 
@@ -78,13 +78,15 @@ pub(super) async fn start(
     wait: Result<Query<Wait>, QueryRejection>,
     body: Result<Json<Body>, JsonRejection>,
 ) -> Response {
-    let bad = |code, words| Err(Problem::new(StatusCode::BAD_REQUEST, code, words));
     let answer = match (wait, body) {
         (Ok(Query(wait)), Ok(Json(body))) => {
             start_checked(&site, &definition, body, wait.wait_ms.min(WAIT_MAX_MS)).await
         }
-        (Err(rejection), _) => bad("bad_query", rejection.body_text()),
-        (_, Err(rejection)) => bad("bad_body", rejection.body_text()),
+        (Err(rejection), _) => {
+            let words = rejection.body_text();
+            Err(Problem::new(StatusCode::BAD_REQUEST, "bad_query", words))
+        }
+        (_, Err(rejection)) => Err(bad_body(rejection)),
     };
     answer.unwrap_or_else(IntoResponse::into_response)
 }
@@ -203,7 +205,7 @@ fn gone() -> Problem {
     Problem::new(StatusCode::NOT_FOUND, "gone", "the saga is gone; ask again")
 }
 
-fn unavailable(error: store::Error) -> Problem {
+pub(super) fn unavailable(error: store::Error) -> Problem {
     Problem::new(
         StatusCode::SERVICE_UNAVAILABLE,
         "unavailable",
@@ -211,7 +213,7 @@ fn unavailable(error: store::Error) -> Problem {
     )
 }
 
-fn view(saga: &Saga) -> Value {
+pub(super) fn view(saga: &Saga) -> Value {
     json!({
         "saga_id": saga.id,
         "definition": saga.name,

@@ -372,13 +372,6 @@ impl Assignment {
             .for_each(|partition| partition.committed = None);
     }
 
-    /// Has the offset of one partition committed again.
-    pub fn commit_again(&mut self, place: &Place) {
-        if let Some(partition) = self.partitions.get_mut(place) {
-            partition.committed = None;
-        }
-    }
-
     /// For how long a partition had room and got no record, and its position.
     pub fn idle(&self, place: &Place) -> Option<(Duration, Option<i64>)> {
         let partition = self.partitions.get(place)?;
@@ -482,6 +475,7 @@ pub(super) mod tests {
             key: None,
             value: Arc::from(&b"{}"[..]),
             headers: Vec::new(),
+            appended_at: at_ms(0),
             due: Ok(at_ms(due_ms)),
             stay,
         };

@@ -15,7 +15,7 @@ use super::poll_thread;
 use super::producer::Producer;
 use super::settings::Settings;
 use super::shared::Shared;
-use crate::bus::{Bus, Clock, DueTime, Origin, Publish, Ripe};
+use crate::bus::{Bus, Clock, Delivery, DueTime, Origin, Outlet, Publish, Ripe};
 
 /// Kafka as the coordinator sees it: a poll thread, a producer, and what they share.
 pub struct KafkaBus {
@@ -83,6 +83,13 @@ impl Drop for KafkaBus {
     /// Tells the poll thread to leave, without waiting for it.
     fn drop(&mut self) {
         self.shared.stop();
+    }
+}
+
+#[async_trait]
+impl Outlet for KafkaBus {
+    async fn deliver(&self, messages: Vec<Publish>) -> Vec<Delivery> {
+        self.producer.deliver(&messages).await
     }
 }
 

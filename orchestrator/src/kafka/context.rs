@@ -1,4 +1,5 @@
-//! What librdkafka calls back: rebalances, commit results, statistics, errors, logs.
+//! What librdkafka calls back: rebalances, statistics, errors, logs. The results of commits are not among it: rdkafka 0.39
+//! hands on none of those that are made by hand and not waited for.
 //!
 //! A new assignment is only noted here: its partitions must have their own queues before it takes effect, and that needs
 //! the consumer's own handle. A revocation is carried out at once, because dropping the consumer waits for it.
@@ -97,11 +98,7 @@ impl Context {
             self.shared.health.left();
         }
         info!(partitions = places.len(), lost, "partitions revoked");
-        let unassigned = match consumer.rebalance_protocol() {
-            RebalanceProtocol::Cooperative => consumer.incremental_unassign(partitions),
-            _ => consumer.unassign(),
-        };
-        if let Err(e) = unassigned {
+        if let Err(e) = unassign(consumer, partitions) {
             error!(error = %e, "give up revoked partitions");
         }
         locked(&self.rebalanced).push_back(Rebalanced::Revoked(places));
@@ -116,6 +113,17 @@ pub(super) fn assign<C: ConsumerContext>(
     match consumer.rebalance_protocol() {
         RebalanceProtocol::Cooperative => consumer.incremental_assign(partitions),
         _ => consumer.assign(partitions),
+    }
+}
+
+/// Makes a revocation effective.
+pub(super) fn unassign<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    partitions: &TopicPartitionList,
+) -> KafkaResult<()> {
+    match consumer.rebalance_protocol() {
+        RebalanceProtocol::Cooperative => consumer.incremental_unassign(partitions),
+        _ => consumer.unassign(),
     }
 }
 
@@ -161,24 +169,6 @@ impl ConsumerContext for Context {
                 locked(&self.rebalanced).push_back(Rebalanced::Assigned(partitions.clone()));
             }
             _ => self.revoke(consumer, partitions),
-        }
-    }
-
-    fn commit_callback(&self, result: KafkaResult<()>, offsets: &TopicPartitionList) {
-        let mut refused = 0;
-        let mut assignment = self.shared.assignment();
-        for of in offsets.elements() {
-            if result.is_err() || of.error().is_err() {
-                refused += 1;
-                assignment.commit_again(&(of.topic().into(), of.partition()));
-            }
-        }
-        drop(assignment);
-        if refused == 0 {
-            self.shared.health.brokers_down(false);
-        } else {
-            counter!(metrics::COMMIT_ERRORS).increment(1);
-            warn!(partitions = refused, error = ?result.err(), "offsets were not committed; again in a second");
         }
     }
 }

@@ -23,7 +23,7 @@ pub fn describe_metrics() {
     let counters = [
         (
             COMMIT_ERRORS,
-            "Offset commits that Kafka refused; they are repeated.",
+            "Offset commits that Kafka refused, of those whose result is waited for: of replies, and before a partition is given up. They are repeated, or their records are.",
         ),
         (
             HOP_ERRORS,

@@ -1,6 +1,7 @@
 //! The only code that speaks to Kafka.
 //!
-//! For: timers in, messages out ([`KafkaBus`] behind [`crate::bus::Bus`]) and the topics they need ([`topics`]). Relies
+//! For: timers in, messages out ([`KafkaBus`] behind [`crate::bus::Bus`]), replies and commands in
+//! ([`KafkaFeed`] behind [`crate::feed::Feed`]) and the topics they need ([`topics`]). Relies
 //! on librdkafka, on [`crate::timer`] for every decision about time, and on a function from intake for the due time in
 //! a value. Never: knows a definition, touches Postgres, or commits an offset before everything up to it is done.
 //!
@@ -15,12 +16,16 @@ mod assignment;
 mod bus;
 mod consumer;
 mod context;
+mod feed;
 mod health;
 mod metrics;
+mod outlet;
+pub mod plain;
 #[cfg(feature = "planted")]
 mod plant;
 mod poll_thread;
 mod producer;
+mod reach;
 mod record;
 mod settings;
 mod shared;
@@ -29,8 +34,10 @@ pub mod topics;
 
 pub use assignment::PartitionView;
 pub use bus::KafkaBus;
+pub use feed::KafkaFeed;
 pub use metrics::describe_metrics;
-pub use record::{DUE_HEADER, HOPPED_AT_HEADER, HOPS_HEADER};
+pub use outlet::KafkaOutlet;
+pub use record::{DUE_HEADER, HOPPED_AT_HEADER, HOPS_HEADER, parse_due};
 pub use settings::Settings;
 
 /// Why Kafka can't be used.
@@ -39,6 +46,9 @@ pub enum Error {
     /// The settings contradict themselves or are not accepted by the client.
     #[error("kafka settings: {0}")]
     Settings(String),
+    /// The brokers don't accept our name or password.
+    #[error("{0}")]
+    NotAuthorised(String),
     /// The brokers didn't answer or refused.
     #[error("{doing}: {error}")]
     Broker {

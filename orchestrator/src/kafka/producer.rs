@@ -22,7 +22,7 @@ use super::context;
 use super::metrics;
 use super::settings::Settings;
 use super::shared::Shared;
-use crate::bus::{BadRecord, Publish};
+use crate::bus::{BadRecord, Delivery, Publish};
 use crate::timer::name;
 
 /// A hop that failed is tried again after this.
@@ -35,7 +35,7 @@ const QUEUE_PATIENCE: Duration = Duration::from_secs(10);
 /// What a delivery report is about.
 enum Sent {
     Hop(Hop),
-    Publish(oneshot::Sender<bool>),
+    Publish(oneshot::Sender<Delivery>),
 }
 
 type Client = ThreadedProducer<Reports>;
@@ -77,19 +77,12 @@ impl Producer {
     /// Produces messages in order; true for each that has its delivery report. Once one of a key has failed, those
     /// after it count as failed too, so that a repetition keeps their order.
     pub async fn publish(&self, messages: Vec<Publish>) -> Vec<bool> {
-        let mut receipts = Vec::with_capacity(messages.len());
-        for message in &messages {
-            receipts.push(self.enqueue(message).await);
-        }
         let mut broken = HashSet::new();
         let mut delivered = Vec::with_capacity(messages.len());
-        for (message, receipt) in messages.iter().zip(receipts) {
-            let arrived = match receipt {
-                Some(receipt) => receipt.await.unwrap_or(false),
-                None => false,
-            };
+        let deliveries = self.deliver(&messages).await;
+        for (message, delivery) in messages.iter().zip(deliveries) {
             let lane = (message.topic.as_str(), message.key.as_str());
-            if !arrived {
+            if delivery != Delivery::Delivered {
                 broken.insert(lane);
             }
             delivered.push(!broken.contains(&lane));
@@ -97,6 +90,22 @@ impl Producer {
         let failed = delivered.iter().filter(|delivered| !**delivered).count();
         counter!(metrics::PUBLISH_ERRORS).increment(failed as u64);
         delivered
+    }
+
+    /// Produces messages in order; what became of each.
+    pub async fn deliver(&self, messages: &[Publish]) -> Vec<Delivery> {
+        let mut receipts = Vec::with_capacity(messages.len());
+        for message in messages {
+            receipts.push(self.enqueue(message).await);
+        }
+        let mut deliveries = Vec::with_capacity(messages.len());
+        for receipt in receipts {
+            deliveries.push(match receipt {
+                Some(receipt) => receipt.await.unwrap_or(Delivery::Unknown),
+                None => Delivery::NotSent,
+            });
+        }
+        deliveries
     }
 
     /// Waits for what is under way.
@@ -107,7 +116,7 @@ impl Producer {
     }
 
     /// None if the queue stayed full or the message can't be sent.
-    async fn enqueue(&self, message: &Publish) -> Option<oneshot::Receiver<bool>> {
+    async fn enqueue(&self, message: &Publish) -> Option<oneshot::Receiver<Delivery>> {
         let topic = self.settings.topic(&message.topic);
         let deadline = tokio::time::Instant::now() + QUEUE_PATIENCE;
         loop {
@@ -191,11 +200,15 @@ impl ClientContext for Reports {
 fn report(shared: &Shared, sent: Sent, result: Result<(), KafkaError>) {
     match (sent, result) {
         (Sent::Publish(receipt), result) => {
-            if let Err(e) = &result {
-                warn!(error = %e, "publish");
-            }
+            let delivery = match &result {
+                Ok(()) => Delivery::Delivered,
+                Err(e) => {
+                    warn!(error = %e, "publish");
+                    failed(e)
+                }
+            };
             // Nobody may be waiting any more.
-            let _ = receipt.send(result.is_ok());
+            let _ = receipt.send(delivery);
         }
         (Sent::Hop(Hop { to, origin, .. }), Ok(())) => {
             counter!(metrics::HOPS, "bucket" => name(to)).increment(1);
@@ -231,6 +244,27 @@ fn report(shared: &Shared, sent: Sent, result: Result<(), KafkaError>) {
                     .hop_again(&origin, record, now + HOP_AGAIN);
             }
         }
+    }
+}
+
+/// What a failure says about where the record is. A time-out may come after brokers have stored it.
+fn failed(error: &KafkaError) -> Delivery {
+    use RDKafkaErrorCode::{
+        PurgeQueue, TopicAuthorizationFailed, UnknownPartition, UnknownTopic,
+        UnknownTopicOrPartition,
+    };
+    let code = error.rdkafka_error_code();
+    let not_sent = [
+        PurgeQueue,
+        TopicAuthorizationFailed,
+        UnknownPartition,
+        UnknownTopic,
+        UnknownTopicOrPartition,
+    ];
+    if is_final(error) || not_sent.map(Some).contains(&code) {
+        Delivery::NotSent
+    } else {
+        Delivery::Unknown
     }
 }
 

@@ -36,6 +36,7 @@ pub(super) struct Record {
     pub key: Option<Vec<u8>>,
     pub value: Arc<[u8]>,
     pub headers: Vec<RawHeader>,
+    pub appended_at: Timestamp,
     pub due: Result<Timestamp, BadRecord>,
     pub stay: Stay,
 }
@@ -50,7 +51,7 @@ impl Record {
     ) -> Option<Record> {
         let value: Arc<[u8]> = message.payload()?.into();
         let key = message.key().map(<[u8]>::to_vec);
-        let appended = message
+        let appended_at = message
             .timestamp()
             .to_millis()
             .and_then(Timestamp::from_timestamp_millis)
@@ -59,7 +60,7 @@ impl Record {
             Ok(headers) => {
                 let due = match text(&headers, DUE_HEADER) {
                     Some(text) => parse_due(&text, now),
-                    None => due_time(&value, bucket, appended, now),
+                    None => due_time(&value, bucket, appended_at, now),
                 };
                 (headers, due)
             }
@@ -73,13 +74,14 @@ impl Record {
             .unwrap_or(0);
         let stay = Stay {
             bucket,
-            entered: hopped_at.unwrap_or(appended),
+            entered: hopped_at.unwrap_or(appended_at),
             hops,
         };
         Some(Record {
             key,
             value,
             headers,
+            appended_at,
             due,
             stay,
         })
@@ -108,6 +110,7 @@ impl Record {
             key: self.key,
             value: self.value,
             headers: self.headers.into_iter().map(as_text).collect(),
+            appended_at: self.appended_at,
             due: self.due,
         }
     }
@@ -123,6 +126,7 @@ impl Record {
                 .into_iter()
                 .map(|(name, value)| (name, Some(value.into_bytes())))
                 .collect(),
+            appended_at: ripe.appended_at,
             due: ripe.due,
             stay: Stay {
                 bucket: None,
@@ -187,7 +191,10 @@ fn text(headers: &[RawHeader], name: &str) -> Option<String> {
 }
 
 /// A due header's time. What lies too far ahead is refused later, with what the buckets reach.
-fn parse_due(text: &str, now: Timestamp) -> Result<Timestamp, BadRecord> {
+///
+/// # Errors
+/// `bad_time`, `time_unit`, `time_range`.
+pub fn parse_due(text: &str, now: Timestamp) -> Result<Timestamp, BadRecord> {
     let due = parse_due_header(text).map_err(|event| bad(event.reason, event.detail))?;
     if due < now - OLDEST {
         return Err(bad(

@@ -31,6 +31,8 @@ pub struct Settings {
     pub partitions: i32,
     /// Copies of each partition; -1 is the brokers' default.
     pub replication: i32,
+    /// Participants that are reached over Kafka: each has a topic of commands, all have one for their replies.
+    pub queued: Vec<String>,
     /// librdkafka properties that come last; `consumer.` or `producer.` before a name limits it to that client.
     pub extra: BTreeMap<String, String>,
 }
@@ -71,6 +73,12 @@ const FIXED: [&str; 8] = [
     "partition.assignment.strategy",
 ];
 
+/// Two names of how long a delivery may take.
+const DELIVERY: [&str; 2] = ["delivery.timeout.ms", "message.timeout.ms"];
+
+/// The default of it, and the most.
+const DELIVERY_MS: u64 = 30_000;
+
 impl Settings {
     /// The product's defaults for these brokers.
     pub fn new(brokers: impl Into<String>) -> Self {
@@ -96,6 +104,7 @@ impl Settings {
             .to_vec(),
             partitions: 12,
             replication: -1,
+            queued: Vec::new(),
             extra: BTreeMap::new(),
         }
     }
@@ -129,6 +138,15 @@ impl Settings {
 
     pub(super) fn checked_buckets(&self) -> Result<Buckets, Error> {
         Buckets::new(&self.buckets).map_err(Error::Settings)
+    }
+
+    /// The delay of an input topic by its full name; none inside for the schedule topic, none at all for any other.
+    pub fn bucket_of(&self, topic: &str) -> Option<Option<Span>> {
+        let rest = topic.strip_prefix(&self.prefix)?;
+        match rest.strip_prefix("delay.") {
+            Some(delay) => delay.parse().ok().map(Some),
+            None => (rest == "schedule").then_some(None),
+        }
     }
 
     /// The topics that are read.
@@ -210,13 +228,36 @@ impl Settings {
         Ok(config)
     }
 
+    /// A member of a group that reads what is settled as soon as it is read. Six seconds is the shortest session that brokers
+    /// allow by default: for so long nobody reads what a killed member had.
+    pub(super) fn feed_config(&self, group: &str) -> Result<ClientConfig, Error> {
+        let mut config = self.client_config();
+        config
+            .set("group.id", group)
+            .set("group.protocol", "classic")
+            .set("partition.assignment.strategy", "cooperative-sticky")
+            .set("enable.auto.commit", "false")
+            .set("enable.auto.offset.store", "false")
+            .set("auto.offset.reset", "earliest")
+            .set("session.timeout.ms", "6000")
+            .set("heartbeat.interval.ms", "1500")
+            .set("max.poll.interval.ms", "30000")
+            .set("topic.metadata.refresh.interval.ms", "15000")
+            .set("allow.auto.create.topics", "false")
+            .set("queued.max.messages.kbytes", "1024")
+            .set("fetch.queue.backoff.ms", "50")
+            .set("check.crcs", "true");
+        self.add_extra(&mut config, "consumer.", "producer.")?;
+        Ok(config)
+    }
+
     pub(super) fn producer_config(&self) -> Result<ClientConfig, Error> {
         let mut config = self.client_config();
         config
             .set("enable.idempotence", "true")
             .set("acks", "all")
             .set("linger.ms", "5")
-            .set("delivery.timeout.ms", "30000")
+            .set("delivery.timeout.ms", DELIVERY_MS.to_string())
             // As the Java clients do it, so that a key has one partition whoever produces.
             .set("partitioner", "murmur2_random")
             .set(
@@ -237,7 +278,17 @@ impl Settings {
             .set("reconnect.backoff.max.ms", "1000")
             .set("log.connection.close", "false")
             .set_log_level(RDKafkaLogLevel::Info);
+        if self.uses_tls() {
+            // OpenSSL is built in and knows no authorities: those of the system, wherever this system has them.
+            config.set("ssl.ca.location", "probe");
+        }
         config
+    }
+
+    fn uses_tls(&self) -> bool {
+        self.extra.iter().any(|(name, value)| {
+            name.ends_with("security.protocol") && value.to_ascii_lowercase().contains("ssl")
+        })
     }
 
     pub(super) fn admin_config(&self) -> ClientConfig {
@@ -261,6 +312,11 @@ impl Settings {
             if FIXED.contains(&name) {
                 return Err(Error::Settings(format!(
                     "{name} can't be changed, the guarantees rest on it; take it out of kafka.properties"
+                )));
+            }
+            if DELIVERY.contains(&name) && value.parse().is_ok_and(|ms: u64| ms > DELIVERY_MS) {
+                return Err(Error::Settings(format!(
+                    "{name} can be {DELIVERY_MS} at most: whoever relays messages has them to himself for not much longer"
                 )));
             }
             config.set(name, value);
@@ -308,6 +364,32 @@ mod tests {
             refused.to_string().contains("give at least 14"),
             "{refused}"
         );
+    }
+
+    #[test]
+    fn a_delivery_may_be_given_up_sooner_but_not_later_than_a_claim_ends() {
+        let mut settings = Settings::new("");
+        let name = "producer.delivery.timeout.ms".to_owned();
+        settings.extra.insert(name.clone(), "1000".into());
+        assert!(settings.producer_config().is_ok());
+        settings.extra.insert(name, "60000".into());
+        assert!(settings.producer_config().is_err());
+    }
+
+    #[test]
+    fn with_tls_the_authorities_of_the_system_are_trusted_unless_others_are_named() {
+        let mut settings = Settings::new("");
+        let location = |settings: &Settings| {
+            let config = settings.producer_config().expect("right");
+            config.get("ssl.ca.location").map(str::to_owned)
+        };
+        assert_eq!(location(&settings), None);
+        let protocol = ("security.protocol".to_owned(), "SASL_SSL".to_owned());
+        settings.extra.extend([protocol]);
+        assert_eq!(location(&settings).as_deref(), Some("probe"));
+        let authority = ("ssl.ca.location".to_owned(), "ca.pem".to_owned());
+        settings.extra.extend([authority]);
+        assert_eq!(location(&settings).as_deref(), Some("ca.pem"));
     }
 
     #[test]

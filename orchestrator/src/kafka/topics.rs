@@ -18,7 +18,9 @@ use rdkafka::mocking::MockCluster;
 
 use super::Error;
 use super::context::Logs;
+use super::reach::reach;
 use super::settings::Settings;
+use crate::bus::{REPLIES, commands_topic};
 use crate::timer::name;
 
 /// Records outlive their delay by this, so that an outage of a week loses no timer.
@@ -58,6 +60,7 @@ struct Wanted {
 /// Makes the topics that are not there and returns their names. Those that are there stay as they are; [`check`] says
 /// what is wrong with them.
 pub async fn create(settings: &Settings) -> Result<Vec<String>, Error> {
+    reach(settings).await?;
     let admin = admin(settings)?;
     let wanted = wanted(settings);
     let retentions: Vec<String> = wanted
@@ -106,6 +109,7 @@ pub async fn create(settings: &Settings) -> Result<Vec<String>, Error> {
 
 /// Compares the topics with what they should be. Empty: all is well.
 pub async fn check(settings: &Settings) -> Result<Vec<Problem>, Error> {
+    reach(settings).await?;
     let wanted = wanted(settings);
     let partitions = partitions(settings).await?;
     let mut problems = Vec::new();
@@ -184,7 +188,19 @@ fn wanted(settings: &Settings) -> Vec<Wanted> {
     let outputs = OUTPUTS
         .iter()
         .map(|short| topic(settings.topic(short), none, false));
-    buckets.chain([schedule]).chain(outputs).collect()
+    let queues = settings
+        .queued
+        .iter()
+        .map(|participant| commands_topic(participant));
+    let replies = (!settings.queued.is_empty()).then(|| REPLIES.to_owned());
+    let queues = queues
+        .chain(replies)
+        .map(|short| topic(settings.topic(&short), none, false));
+    buckets
+        .chain([schedule])
+        .chain(outputs)
+        .chain(queues)
+        .collect()
 }
 
 impl Wanted {
@@ -282,7 +298,7 @@ fn options() -> AdminOptions {
         .operation_timeout(Some(PATIENCE))
 }
 
-fn broker(settings: &Settings, doing: &str, error: &KafkaError) -> Error {
+pub(super) fn broker(settings: &Settings, doing: &str, error: &KafkaError) -> Error {
     let code = match error {
         KafkaError::AdminOp(code) => Some(*code),
         other => other.rdkafka_error_code(),

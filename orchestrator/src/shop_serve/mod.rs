@@ -11,6 +11,18 @@ use lapse_participants::stock::Stock;
 use sqlx::postgres::PgPool;
 
 pub mod http;
+pub mod kafka;
+
+/// What the shop can do.
+pub const OPERATIONS: [&str; 4] = [
+    "CancelOrder",
+    "ReopenOrder",
+    "ReplenishStock",
+    "WithdrawStock",
+];
+
+/// The names under which definitions know the shop: commands for them are for it.
+pub const PARTICIPANTS: [&str; 2] = ["orders", "stock"];
 
 /// The shop's participants as one, by operation; faults planted with `lapse shop fail` happen here too.
 pub struct ShopParticipant {

@@ -21,6 +21,7 @@ mod plant;
 pub mod schema;
 mod text;
 pub mod verify;
+pub mod webhooks;
 
 /// One saga as stored and as held in memory by whoever drives it. `version` and `history` are the fence.
 #[derive(Clone, Debug, PartialEq)]
@@ -183,10 +184,14 @@ pub struct DeadLetter {
     pub offset: i64,
     /// Its key, as bytes.
     pub key: Option<Vec<u8>>,
-    /// Its value; the first 64 KiB.
+    /// Its value; only the beginning if it is larger than any event may be.
     pub value: Option<Vec<u8>>,
+    /// Length of the whole value.
+    pub whole_bytes: usize,
     /// Its headers, values as UTF-8 with replacement characters.
     pub headers: Value,
+    /// When the broker got it.
+    pub appended_at: Timestamp,
     /// Stable code, such as `not_json`.
     pub reason: String,
     /// What, where, what to do.

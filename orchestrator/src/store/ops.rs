@@ -1,7 +1,7 @@
 //! What people ask: lists, one saga's story, alerts, throughput. For the command line, the API and the metrics.
 //!
 //! Relies on the views of schema `ops_v1` only, and on a pool of its own, so that nobody's list slows a saga down. Never:
-//! counts rows; totals come from the counters that every transaction keeps.
+//! counts sagas; totals come from the counters that every transaction keeps.
 
 use lapse_sagas::{SagaId, Timestamp};
 use serde::Serialize;
@@ -11,6 +11,14 @@ use uuid::Uuid;
 use super::Error;
 use super::db::Db;
 use super::schema::day;
+
+mod dead_letters;
+mod resting;
+
+pub use dead_letters::{
+    Closing, DeadLetterGroup, DeadLetterRow, LetterFilter, LettersByState, StoredLetter,
+};
+pub use resting::{Resting, RestingRow};
 
 /// Longest list.
 const MAX_LIMIT: u32 = 1_000;
@@ -166,23 +174,6 @@ pub struct Backlog {
     pub oldest_wake_s: i64,
     pub oldest_overdue_s: i64,
     pub oldest_outbox_s: i64,
-}
-
-/// One row of `ops_v1.dead_letters`.
-#[derive(Clone, Debug, Serialize)]
-#[allow(missing_docs)]
-pub struct DeadLetterRow {
-    pub id: i64,
-    pub at: Timestamp,
-    pub topic: String,
-    pub partition: i32,
-    pub offset: i64,
-    pub reason: String,
-    pub detail: String,
-    pub key: Option<String>,
-    pub value: Option<String>,
-    pub value_bytes: Option<i32>,
-    pub headers: Value,
 }
 
 /// From due time to the end, in whole milliseconds.
@@ -500,25 +491,6 @@ impl Ops {
                              o.order_id as "order_id!", o.state as "state!", o.step, o.phase, o.wake_at as "wake_at!",
                              o.due_at as "due_at!", o.overdue_s as "overdue_s!"
                            from ops_v1.overdue as o order by o.due_at limit $1"#,
-                        i64::from(limit.min(MAX_LIMIT))
-                    );
-                    Ok(rows.fetch_all(tx).await?)
-                })
-            })
-            .await
-    }
-
-    /// Dead letters, the newest first.
-    pub async fn dead_letters(&self, limit: u32) -> Result<Vec<DeadLetterRow>, Error> {
-        self.db
-            .read(move |tx| {
-                Box::pin(async move {
-                    let rows = sqlx::query_as!(
-                        DeadLetterRow,
-                        r#"select d.id as "id!", d.at as "at!", d.topic as "topic!", d.partition as "partition!",
-                             d."offset" as "offset!", d.reason as "reason!", d.detail as "detail!", d.key, d.value,
-                             d.value_bytes, d.headers as "headers!"
-                           from ops_v1.dead_letters as d order by d.id desc limit $1"#,
                         i64::from(limit.min(MAX_LIMIT))
                     );
                     Ok(rows.fetch_all(tx).await?)

@@ -1,10 +1,12 @@
 //! The program keeps its promises: exit codes, one JSON object, layered settings, a calm end. Run as a process.
 
+mod alerting;
 mod answers;
 mod conforming;
 mod dev;
 mod refusals;
 mod running;
+mod tls;
 
 use std::process::{Command, Output};
 

@@ -2,5 +2,6 @@
 
 mod bench;
 mod faults;
+mod feeds;
 mod timers;
 mod topics;

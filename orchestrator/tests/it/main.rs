@@ -6,9 +6,11 @@ mod coordinator;
 #[path = "../../../participants/tests/it/database.rs"]
 mod database;
 mod executor;
+mod foreign;
 mod http;
 mod kafka;
 mod participants;
 mod simulation;
 mod store;
 mod support;
+mod webhooks;

@@ -21,13 +21,13 @@ macro_rules! promises {
 }
 
 mod alerts;
-mod builders;
+pub mod builders;
 mod cancelled;
 mod definitions;
 mod messages;
 mod plans;
 mod postgres;
 mod sagas;
-mod subject;
+pub mod subject;
 mod verify;
 mod views;

@@ -2,6 +2,7 @@
 //!
 //! Relies on [`lapse_sagas`] for the words. Never: retries, or decides what happens next; that is the coordinator's.
 
+pub mod answer;
 pub mod barrier;
 pub mod db;
 pub mod deadline;
@@ -145,6 +146,11 @@ pub trait OrderOwner: Send + Sync {
         ahead: Duration,
         limit: u32,
     ) -> Result<Vec<Overdue>, CallError>;
+
+    /// How far ahead the sweep is to ask: orders that fall due within it are taken over before they are late.
+    fn look_ahead(&self) -> Duration {
+        Duration::ZERO
+    }
 
     /// Which of these are paid, in the same order as asked; answered by the primary.
     async fn paid(&self, orders: &[OrderKey]) -> Result<Vec<bool>, CallError>;

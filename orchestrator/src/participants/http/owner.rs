@@ -21,14 +21,18 @@ const PER_ORDER: usize = 4 * 1024;
 /// An order owner behind HTTP.
 pub struct HttpOwner {
     endpoint: Endpoint,
+    look_ahead: Duration,
 }
 
 impl HttpOwner {
+    /// An owner that is asked so far ahead.
+    ///
     /// # Errors
     /// If the address is none.
-    pub fn new(address: &Address) -> anyhow::Result<HttpOwner> {
+    pub fn new(address: &Address, look_ahead: Duration) -> anyhow::Result<HttpOwner> {
         Ok(HttpOwner {
             endpoint: Endpoint::new(address)?,
+            look_ahead,
         })
     }
 
@@ -80,6 +84,10 @@ impl OrderOwner for HttpOwner {
             ));
         }
         Ok(page)
+    }
+
+    fn look_ahead(&self) -> Duration {
+        self.look_ahead
     }
 
     async fn paid(&self, orders: &[OrderKey]) -> Result<Vec<bool>, CallError> {

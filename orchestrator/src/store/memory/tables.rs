@@ -18,7 +18,7 @@ use crate::store::{
     OutboxMessage, Revised, Saga, StaleReply, Standing, Start, Started, Which,
 };
 
-const OUTBOX_CLAIM: TimeDelta = TimeDelta::seconds(10);
+const OUTBOX_CLAIM: TimeDelta = TimeDelta::seconds(45);
 const ALERT_REPEAT: TimeDelta = TimeDelta::minutes(30);
 
 type Place = (String, i32, i64, [u8; 32]);

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::messages;
 use crate::store::consequence::{Raised, alert_message, unresolved_alert};
 use crate::store::db::Db;
+use crate::store::webhooks::{self, News, Route};
 use crate::store::{AlertDue, Error};
 
 /// Ends all memberships of the settled sagas, then makes each raised one's saga a member.
@@ -110,14 +111,17 @@ pub async fn unresolved(
     .await
 }
 
-pub async fn claim(db: &Db, limit: u32) -> Result<Vec<AlertDue>, Error> {
+pub async fn claim(db: &Db, limit: u32, routes: &Arc<[Route]>) -> Result<Vec<AlertDue>, Error> {
+    let routes = Arc::clone(routes);
     db.tx(move |tx| {
+        let routes = Arc::clone(&routes);
         Box::pin(async move {
             let claimed = sqlx::query_file!("src/store/pg/claim_alerts.sql", i64::from(limit))
                 .fetch_all(&mut *tx)
                 .await?;
             let mut due = Vec::new();
             let mut out = Vec::new();
+            let mut news = Vec::new();
             for row in claimed {
                 let alert = AlertDue {
                     fingerprint: row.fingerprint,
@@ -129,10 +133,19 @@ pub async fn claim(db: &Db, limit: u32) -> Result<Vec<AlertDue>, Error> {
                     sagas: row.sagas,
                     sends: row.sends,
                 };
-                out.push((alert.fingerprint.clone(), alert_message(&alert, row.at)));
-                due.push(alert);
+                news.push(News {
+                    resolved: row.resolved,
+                    first_at: row.first_at,
+                    at: row.at,
+                    alert: alert.clone(),
+                });
+                if !row.resolved {
+                    out.push((alert.fingerprint.clone(), alert_message(&alert, row.at)));
+                    due.push(alert);
+                }
             }
             messages::put(tx, "alerts", out).await?;
+            webhooks::put(tx, &routes, &news).await?;
             due.sort_by(|a, b| a.fingerprint.cmp(&b.fingerprint));
             Ok(due)
         })

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use lapse_sagas::Timestamp;
 use sqlx::PgConnection;
 
 use super::rollup::Counts;
@@ -33,6 +34,8 @@ pub async fn put(
     Ok(())
 }
 
+/// The claim outlasts the producer's patience (10 s for room in its queue, 30 s for the delivery report): during an
+/// outage nobody else sends the same again.
 pub async fn claim_outbox(db: &Db, limit: u32) -> Result<Vec<OutboxMessage>, Error> {
     db.statement(move |connection| {
         Box::pin(async move {
@@ -42,7 +45,7 @@ pub async fn claim_outbox(db: &Db, limit: u32) -> Result<Vec<OutboxMessage>, Err
                    select id from lapse.outbox where claimed_until <= statement_timestamp()
                    order by id limit $1 for update skip locked
                  )
-                 update lapse.outbox as o set claimed_until = statement_timestamp() + interval '10 seconds'
+                 update lapse.outbox as o set claimed_until = statement_timestamp() + interval '45 seconds'
                  from free where o.id = free.id
                  returning o.id, o.topic, o.key, o.payload",
                 i64::from(limit)
@@ -136,6 +139,11 @@ async fn insert(
         .iter()
         .map(|letter| json_text(&letter.headers))
         .collect();
+    let whole_bytes: Vec<i32> = batch
+        .iter()
+        .map(|letter| i32::try_from(letter.whole_bytes).unwrap_or(i32::MAX))
+        .collect();
+    let appended_ats: Vec<Timestamp> = batch.iter().map(|letter| letter.appended_at).collect();
     let reasons: Vec<_> = batch
         .iter()
         .map(|letter| storable(&letter.reason).into_owned())
@@ -145,10 +153,13 @@ async fn insert(
         .map(|letter| storable(&letter.detail).into_owned())
         .collect();
     let stored = sqlx::query!(
-        r#"insert into lapse.dead_letter (topic, partition, "offset", digest, key, value, headers, reason, detail)
-           select t.topic, t.partition, t."offset", t.digest, t.key, t.value, t.headers::json, t.reason, t.detail
+        r#"insert into lapse.dead_letter (topic, partition, "offset", digest, key, value, headers, reason, detail,
+             whole_bytes, appended_at)
+           select t.topic, t.partition, t."offset", t.digest, t.key, t.value, t.headers::json, t.reason, t.detail,
+             t.whole_bytes, t.appended_at
            from unnest($1::text[], $2::integer[], $3::bigint[], $4::bytea[], $5::bytea[], $6::bytea[], $7::text[],
-             $8::text[], $9::text[]) as t (topic, partition, "offset", digest, key, value, headers, reason, detail)
+             $8::text[], $9::text[], $10::integer[], $11::timestamptz[])
+             as t (topic, partition, "offset", digest, key, value, headers, reason, detail, whole_bytes, appended_at)
            on conflict do nothing
            returning topic, partition, "offset", digest"#,
         &topics as _,
@@ -159,7 +170,9 @@ async fn insert(
         &values as _,
         &headers,
         &reasons,
-        &details
+        &details,
+        &whole_bytes,
+        &appended_ats
     )
     .fetch_all(tx)
     .await?;

@@ -22,6 +22,7 @@ use lapse_sagas::{Definition, DefinitionHash, SagaId, Timestamp};
 
 use super::db::Db;
 use super::schema;
+use super::webhooks::Route;
 use super::{
     ActiveSet, AlertDue, DeadLetter, Decide, Error, Move, Moved, OutboxMessage, Revised, Standing,
     Start, Started, Store, Which,
@@ -33,6 +34,8 @@ pub struct PgStore {
     db: Db,
     /// Days whose partitions are known to exist.
     days: Arc<Mutex<HashSet<NaiveDate>>>,
+    /// Where alerts go beside the outbox.
+    routes: Arc<[Route]>,
 }
 
 impl PgStore {
@@ -41,6 +44,15 @@ impl PgStore {
         PgStore {
             db,
             days: Arc::default(),
+            routes: Arc::default(),
+        }
+    }
+
+    /// The same, whose claimed alerts are also left for these webhooks.
+    pub fn telling(self, routes: Vec<Route>) -> PgStore {
+        PgStore {
+            routes: routes.into(),
+            ..self
         }
     }
 
@@ -120,7 +132,7 @@ impl Store for PgStore {
     }
 
     async fn claim_alerts(&self, limit: u32) -> Result<Vec<AlertDue>, Error> {
-        alerts::claim(&self.db, limit).await
+        alerts::claim(&self.db, limit, &self.routes).await
     }
 
     async fn standing(

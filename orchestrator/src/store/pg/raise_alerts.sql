@@ -20,6 +20,7 @@ set message = excluded.message,
   sagas = a.sagas + excluded.sagas,
   last_at = excluded.last_at,
   state = 'open',
+  tell_resolved = false,
   next_send_at = coalesce(a.next_send_at, excluded.next_send_at),
   acknowledged_by = null,
   acknowledged_at = null

@@ -9,6 +9,7 @@ with ended as (
 update lapse.alert as a
 set sagas = a.sagas - c.n,
   state = case when a.sagas <= c.n then 'resolved' else a.state end,
+  tell_resolved = a.tell_resolved or (a.sagas <= c.n and a.sends > 0),
   next_send_at = case when a.sagas <= c.n then null else a.next_send_at end
 from counted as c
 where a.fingerprint = c.fingerprint

@@ -44,7 +44,7 @@ async fn the_shop_tells_overdue_and_paid_orders_over_http_as_in_this_process() {
         participant: Arc::new(ShopParticipant::new(site.pool.clone())),
         owner: Arc::new(orders.clone()),
     };
-    let owner = HttpOwner::new(&at(serve(router(served)).await)).unwrap();
+    let owner = HttpOwner::new(&at(serve(router(served)).await), Duration::ZERO).unwrap();
 
     let (mut all, mut after) = (Vec::new(), None);
     loop {
@@ -80,7 +80,11 @@ async fn the_shop_tells_overdue_and_paid_orders_over_http_as_in_this_process() {
 }
 
 async fn owner_that_says(body: &str) -> HttpOwner {
-    HttpOwner::new(&at(socket(Act::Say(response("200 OK", "", body))).await)).unwrap()
+    HttpOwner::new(
+        &at(socket(Act::Say(response("200 OK", "", body))).await),
+        Duration::ZERO,
+    )
+    .unwrap()
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lapse::bus::{Bus, MemoryBus, Origin, Publish, Ripe};
+use lapse::bus::{Bus, Delivery, MemoryBus, Origin, Outlet, Publish, Ripe};
 use lapse::store::memory::MemoryStore;
 use lapse::store::{
     ActiveSet, AlertDue, DeadLetter, Decide, Error, Move, Moved, OutboxMessage, Revised, Standing,
@@ -141,6 +141,16 @@ impl Store for Mortal<MemoryStore> {
         self.life
             .stored(self.inner.count(definition, counter, by))
             .await
+    }
+}
+
+#[async_trait]
+impl Outlet for Mortal<MemoryBus> {
+    async fn deliver(&self, messages: Vec<Publish>) -> Vec<Delivery> {
+        self.life.moment().await;
+        let deliveries = self.inner.deliver(messages).await;
+        self.life.moment().await;
+        deliveries
     }
 }
 

@@ -318,6 +318,7 @@ impl Story {
             clock: self.clock.clone(),
             definitions: Arc::new(definitions),
             participants,
+            webhooks: Vec::new(),
         };
         // Small batches make sagas wait in a coordinator's hand, where its death leaves them taken and not sent.
         let mut config = Config::default();

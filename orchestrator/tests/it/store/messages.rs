@@ -100,7 +100,7 @@ async fn outbox_messages_are_claimed_once_until_the_claim_expires(subject: &impl
         .delete_outbox(&[first[1].id, second[0].id])
         .await
         .unwrap();
-    subject.pass(9).await;
+    subject.pass(44).await;
     assert_eq!(store.claim_outbox(10).await.unwrap(), []);
     subject.pass(2).await;
     assert_eq!(store.claim_outbox(10).await.unwrap(), [first[0].clone()]);

@@ -103,10 +103,15 @@ impl Live {
         config.kafka.prefix = format!("lapse-test-{own}.");
         config.kafka.group = format!("lapse-test-{own}");
         config.kafka.replication = 1;
+        Some(Live::on(config).await)
+    }
+
+    /// With these settings: brokers, and how to be let in.
+    pub async fn on(config: Config) -> Live {
         topics::create(&config.kafka_settings())
             .await
             .expect("topics can be created");
-        Some(Live::with(config, None).await)
+        Live::with(config, None).await
     }
 
     async fn with(config: Config, broker: Option<Broker>) -> Live {
@@ -364,23 +369,45 @@ impl DerefMut for Running {
 
 /// The address of the real Kafka; without one the test's name goes to the list of those left out.
 pub fn kafka_or_left_out(name: &str) -> Option<String> {
-    // As the test is called on the command line: without the crate.
-    let name = name.strip_prefix("it::").unwrap_or(name);
-    let address = std::env::var("LAPSE_TEST_KAFKA")
+    or_left_out(
+        "LAPSE_TEST_KAFKA",
+        "needs a real Kafka; set LAPSE_TEST_KAFKA=host:port",
+        name,
+    )
+}
+
+/// The URL of the real MariaDB or MySQL; without one the test's name goes to the list of those left out.
+pub fn mysql_or_left_out(name: &str) -> Option<String> {
+    or_left_out(
+        "LAPSE_TEST_MYSQL",
+        "needs a real MariaDB; set LAPSE_TEST_MYSQL=mysql://…",
+        name,
+    )
+}
+
+fn or_left_out(variable: &str, words: &str, name: &str) -> Option<String> {
+    let address = std::env::var(variable)
         .ok()
         .filter(|address| !address.is_empty());
     if address.is_none() {
-        eprintln!("LEFT OUT: {name} needs a real Kafka; set LAPSE_TEST_KAFKA=host:port");
-        if let Ok(list) = std::env::var("LAPSE_TEST_LEFT_OUT") {
-            let mut list = std::fs::File::options()
-                .append(true)
-                .create(true)
-                .open(list)
-                .expect("the list of tests left out can be written");
-            writeln!(list, "{name}").expect("the list of tests left out can be written");
-        }
+        left_out(name, words);
     }
     address
+}
+
+/// Puts a test's name on the list of those left out.
+pub fn left_out(name: &str, why: &str) {
+    // As the test is called on the command line: without the crate.
+    let name = name.strip_prefix("it::").unwrap_or(name);
+    eprintln!("LEFT OUT: {name} {why}");
+    if let Ok(list) = std::env::var("LAPSE_TEST_LEFT_OUT") {
+        let mut list = std::fs::File::options()
+            .append(true)
+            .create(true)
+            .open(list)
+            .expect("the list of tests left out can be written");
+        writeln!(list, "{name} ({why})").expect("the list of tests left out can be written");
+    }
 }
 
 /// An order of the default tenant.

@@ -1,6 +1,7 @@
 //! What the tests share: a participant that follows a script, a world to run sagas in, a whole Lapse on a broker,
 //! conditions with limits.
 
+pub mod certificates;
 pub mod live;
 pub mod scripted;
 pub mod topic;

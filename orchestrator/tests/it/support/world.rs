@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lapse::bus::MemoryBus;
+use lapse::bus::{Bus, MemoryBus};
 use lapse::clock::Clock;
 use lapse::config::Config;
 use lapse::coordinator::{Coordinator, Parts};
 use lapse::definitions::Definitions;
 use lapse::executor::Participants;
+use lapse::feed::Feed;
 use lapse::intake;
 use lapse::store::{Decision, Saga, Started, Store, Which};
 use lapse_participants::kit::{OrderKey, Participant};
@@ -85,15 +86,32 @@ impl World {
             let participant: Arc<dyn Participant> = self.participant.clone();
             participants.operations.insert(name.to_owned(), participant);
         }
+        self.coordinator_of(participants, self.bus())
+    }
+
+    /// A coordinator whose participants get their commands over this bus and answer on this feed.
+    pub fn queueing_coordinator(&self, bus: Arc<dyn Bus>, replies: Arc<dyn Feed>) -> Coordinator {
+        let mut participants = Participants::default();
+        let queued = &mut participants.queued;
+        queued.names = ["orders", "stock"].map(str::to_owned).into();
+        queued.replies = Some(replies);
+        self.coordinator_of(participants, bus)
+    }
+
+    /// A bus on the clock of this world.
+    pub fn bus(&self) -> Arc<MemoryBus> {
+        let clock = self.clock.clone();
+        Arc::new(MemoryBus::new(Arc::new(move || clock.now())))
+    }
+
+    fn coordinator_of(&self, participants: Participants, bus: Arc<dyn Bus>) -> Coordinator {
         let parts = Parts {
             store: self.store.clone(),
-            bus: Arc::new(MemoryBus::new({
-                let clock = self.clock.clone();
-                Arc::new(move || clock.now())
-            })),
+            bus,
             clock: self.clock.clone(),
             definitions: self.definitions.clone(),
             participants,
+            webhooks: Vec::new(),
         };
         Coordinator::start(parts, &Config::default())
     }

@@ -1,0 +1,86 @@
+//! Commands for participants behind Kafka: produced once per attempt, answered some time by [`super::Replies`].
+//!
+//! ```text
+//! fenced "sent" ─► one record per command ─┬─ delivered, or nobody knows ─► stays sent; a reply or the time-out moves it
+//!                                          └─ certainly not sent ─► deferred, at no attempt
+//! ```
+//! Relies on the row's wake-up time as the only timer. Never: produces one sending of a command twice, or holds a saga until
+//! its answer comes; another coordinator may read that.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use chrono::TimeDelta;
+use lapse_participants::kit::{CallError, Command};
+use tracing::warn;
+
+use super::batch::{self, Context};
+use crate::bus::{Delivery, Publish, commands_topic};
+use crate::feed::Feed;
+use crate::store::Saga;
+
+/// How long a command waits that Kafka did not take.
+const NOT_SENT_FOR: TimeDelta = TimeDelta::seconds(1);
+
+/// The participants behind Kafka.
+#[derive(Clone, Default)]
+pub struct Queued {
+    /// Their names.
+    pub names: BTreeSet<String>,
+    /// Their replies; needed as soon as there are names.
+    pub replies: Option<Arc<dyn Feed>>,
+}
+
+impl Context<'_> {
+    pub(super) fn is_queued(&self) -> bool {
+        let queued = &self.executor.participants.queued;
+        queued.names.contains(&self.call.participant)
+    }
+
+    /// Produces a batch whose rows say `sent`, and gives back what was not sent.
+    pub(super) async fn produce(&self, sagas: Vec<Saga>) {
+        let messages: Vec<Publish> = sagas
+            .iter()
+            .filter_map(|saga| self.command(saga))
+            .map(|command| self.message(&command))
+            .collect();
+        let count = messages.len();
+        // Not longer than the rows say `sent`: what is deferred must not be with somebody else already.
+        let producing = tokio::time::timeout(self.timeout, self.executor.bus.deliver(messages));
+        let Ok(deliveries) = producing.await else {
+            warn!(
+                commands = count,
+                participant = self.call.participant,
+                "kafka has not said whether it has these commands; they count as sent"
+            );
+            return;
+        };
+        let not_sent: Vec<Saga> = sagas
+            .into_iter()
+            .zip(deliveries)
+            .filter(|(_, delivery)| *delivery == Delivery::NotSent)
+            .map(|(saga, _)| saga)
+            .collect();
+        let counter = |fate| {
+            metrics::counter!("lapse_commands_produced_total",
+                "participant" => self.call.participant.clone(), "fate" => fate)
+        };
+        counter("not_sent").increment(not_sent.len() as u64);
+        counter("sent").increment((count - not_sent.len()) as u64);
+        if not_sent.is_empty() {
+            return;
+        }
+        let error = CallError::Unreachable("kafka did not take the command".to_owned());
+        let events = self.deferred(&not_sent, NOT_SENT_FOR, &error);
+        let answered = batch::answered(not_sent, events);
+        self.executor.submit(self.executor.record(answered).await);
+    }
+
+    fn message(&self, command: &Command) -> Publish {
+        Publish {
+            topic: commands_topic(&self.call.participant),
+            key: command.order.order_id.clone(),
+            payload: serde_json::to_string(command).expect("a command has only text for keys"),
+        }
+    }
+}

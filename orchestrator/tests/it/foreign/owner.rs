@@ -1,0 +1,254 @@
+//! An order table is read completely, by its own clock, and what doesn't fit is told in words.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use lapse::config::{DueUnit, OrderOwner};
+use lapse::foreign::SqlOwner;
+use lapse_participants::kit::{CallError, OrderKey, OrderOwner as _, Overdue};
+use sqlx::Executor;
+
+use super::shops::{MariaShop, PostgresShop};
+use crate::support::live::mysql_or_left_out;
+use crate::support::world::order;
+
+const ROWS: usize = 50_000;
+const PAGE: u32 = 500;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_mysql_table_is_paged_without_gaps_or_repeats_while_rows_change() {
+    let name = concat!(
+        module_path!(),
+        "::a_large_mysql_table_is_paged_without_gaps_or_repeats_while_rows_change"
+    );
+    let Some(server) = mysql_or_left_out(name) else {
+        return;
+    };
+    let shop = MariaShop::open(&server).await;
+    shop.place(&dues()).await;
+    let owner = open(&shop.settings());
+
+    let change = async || {
+        let pay = "update t_order set status = 'PAID' where status = 'WAIT_PAY' and order_no like '%7' order by order_no desc limit 60";
+        sqlx::query(pay).execute(&shop.pool).await.unwrap();
+    };
+    let seen = pages(&owner, change).await;
+
+    let unpaid = "select order_no from t_order where status = 'WAIT_PAY'";
+    let unpaid: Vec<String> = sqlx::query_scalar(unpaid)
+        .fetch_all(&shop.pool)
+        .await
+        .unwrap();
+    complete(&seen, &unpaid);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_postgres_table_is_paged_without_gaps_or_repeats_while_rows_change() {
+    let shop = PostgresShop::open().await;
+    shop.place(&dues()).await;
+    let owner = open(&shop.settings());
+
+    let change = async || {
+        let pay = "update trade.orders set state = 20 where id in
+                     (select id from trade.orders where state = 10 and id % 10 = 7 order by id desc limit 60)";
+        sqlx::query(pay).execute(&shop.pool).await.unwrap();
+    };
+    let seen = pages(&owner, change).await;
+
+    let unpaid = "select id::text from trade.orders where state = 10";
+    let unpaid: Vec<String> = sqlx::query_scalar(unpaid)
+        .fetch_all(&shop.pool)
+        .await
+        .unwrap();
+    complete(&seen, &unpaid);
+}
+
+#[tokio::test]
+async fn what_is_due_later_is_listed_only_within_the_look_ahead() {
+    let shop = PostgresShop::open().await;
+    let in_a_minute = Utc::now() + TimeDelta::minutes(1);
+    shop.place(&[in_a_minute]).await;
+    let owner = open(&shop.settings());
+
+    let listed = async |ahead| {
+        let ahead = Duration::from_secs(ahead);
+        owner.overdue_orders(None, ahead, PAGE).await.unwrap()
+    };
+    assert_eq!(listed(0).await, []);
+    assert_eq!(listed(30).await, []);
+    let orders = listed(90).await;
+    assert_eq!(orders.len(), 1);
+    assert!((orders[0].due_at - in_a_minute).abs() < TimeDelta::milliseconds(1));
+    assert_eq!(orders[0].order_type, "normal");
+}
+
+#[tokio::test]
+async fn an_order_is_paid_only_by_its_status_and_in_its_generation() {
+    let shop = PostgresShop::open().await;
+    shop.place(&[Utc::now(), Utc::now()]).await;
+    let sql = "update trade.orders set state = 30 where id % 2 = 0 returning id::text";
+    let paid: String = sqlx::query_scalar(sql).fetch_one(&shop.pool).await.unwrap();
+    let owner = open(&shop.settings());
+
+    let second = OrderKey {
+        generation: 2,
+        ..order(&paid)
+    };
+    let asked = [
+        order("9007199254740993"),
+        order(&paid),
+        order("no number"),
+        second,
+    ];
+    let answers = owner.paid(&asked).await.unwrap();
+
+    assert_eq!(answers, [false, true, false, false]);
+}
+
+#[tokio::test]
+async fn rows_that_the_filter_excludes_or_that_have_no_time_are_left_alone() {
+    let shop = PostgresShop::open().await;
+    shop.place(&[Utc::now() - TimeDelta::seconds(1), Utc::now()])
+        .await;
+    shop.pool
+        .execute(
+            "update trade.orders set deleted = true where id % 2 = 0;
+             insert into trade.orders (created_at) values ('-infinity'), ('infinity'), ('1970-01-01')",
+        )
+        .await
+        .unwrap();
+    let owner = open(&shop.settings());
+
+    let listed = owner.overdue_orders(None, Duration::ZERO, PAGE).await;
+
+    let ids: Vec<String> = listed.unwrap().into_iter().map(id).collect();
+    assert_eq!(ids, ["9007199254740993"]);
+}
+
+#[tokio::test]
+async fn settings_that_do_not_fit_the_table_are_told_in_words() {
+    let shop = PostgresShop::open().await;
+    let wrong = async |change: fn(&mut OrderOwner)| {
+        let mut settings = shop.settings();
+        change(&mut settings);
+        match open(&settings).check().await {
+            Err(CallError::Configuration(words)) => words,
+            other => panic!("{other:?}"),
+        }
+    };
+
+    let words = wrong(|settings| settings.table = "trade.order".to_owned()).await;
+    assert!(words.contains("there is no table trade.order"), "{words}");
+    let words = wrong(|settings| settings.columns.status = "status".to_owned()).await;
+    assert!(
+        words.contains("order_owners.orders.columns.status"),
+        "{words}"
+    );
+    assert!(words.contains("it has cancelled_at, created_at"), "{words}");
+    let words = wrong(|settings| settings.time_zone = "CST+8".to_owned()).await;
+    assert!(words.contains("name the one it is meant in"), "{words}");
+    let words = wrong(|settings| settings.pending = vec!["WAIT_PAY".to_owned()]).await;
+    assert!(words.contains("\"WAIT_PAY\" is no number"), "{words}");
+    let words = wrong(|settings| settings.columns.created_at = "deleted".to_owned()).await;
+    assert!(words.contains("is of type boolean"), "{words}");
+    let words = wrong(|settings| settings.filter = "nonsense = 1".to_owned()).await;
+    assert!(words.contains("nonsense"), "{words}");
+}
+
+#[tokio::test]
+async fn due_times_in_numbers_are_read_in_their_unit() {
+    let Some(server) = mysql_or_left_out(concat!(
+        module_path!(),
+        "::due_times_in_numbers_are_read_in_their_unit"
+    )) else {
+        return;
+    };
+    let shop = MariaShop::open(&server).await;
+    shop.pool
+        .execute(
+            "create table numbered (id bigint unsigned primary key, state tinyint, due bigint, owner int,
+               key (state, due))",
+        )
+        .await
+        .unwrap();
+    shop.pool
+        .execute(
+            "insert into numbered values (18446744073709551615, 1, 1700000000123, 7),
+               (18446744073709551614, 1, 1700000000123, 7), (3, 1, 0, 7), (4, 1, null, 7), (5, 2, 1700000000000, 7)",
+        )
+        .await
+        .unwrap();
+    let mut settings = shop.settings();
+    settings.table = "numbered".to_owned();
+    settings.columns.order_id = "id".to_owned();
+    settings.columns.status = "state".to_owned();
+    settings.columns.due_at = "due".to_owned();
+    settings.columns.tenant = "owner".to_owned();
+    settings.columns.order_type = String::new();
+    settings.pending = vec!["1".to_owned()];
+    settings.paid = vec!["2".to_owned()];
+    settings.due_unit = DueUnit::Ms;
+    let owner = open(&settings);
+    owner.check().await.unwrap();
+
+    let first = owner.overdue_orders(None, Duration::ZERO, 1).await.unwrap();
+    let second = owner.overdue_orders(first.first(), Duration::ZERO, 1).await;
+    let second = second.unwrap();
+    let third = owner
+        .overdue_orders(second.first(), Duration::ZERO, 1)
+        .await;
+
+    assert_eq!(first[0].order.tenant, "7");
+    assert_eq!(first[0].due_at.timestamp_millis(), 1_700_000_000_123);
+    assert_eq!(first[0].order.order_id, "18446744073709551614");
+    assert_eq!(second[0].order.order_id, "18446744073709551615");
+    assert_eq!(third.unwrap(), []);
+}
+
+fn open(settings: &OrderOwner) -> SqlOwner {
+    SqlOwner::open("orders", settings).expect("the URL is right")
+}
+
+/// All past, and many at one time.
+fn dues() -> Vec<DateTime<Utc>> {
+    let first = Utc::now() - TimeDelta::hours(2);
+    (0..ROWS)
+        .map(|n| first + TimeDelta::seconds(i64::try_from(n * 31 % 700).expect("small")))
+        .collect()
+}
+
+/// Every page there is; between them `change` changes rows that may not have been seen yet.
+async fn pages(owner: &SqlOwner, change: impl AsyncFn()) -> Vec<Overdue> {
+    let mut seen: Vec<Overdue> = Vec::new();
+    loop {
+        let page = owner
+            .overdue_orders(seen.last(), Duration::ZERO, PAGE)
+            .await
+            .unwrap();
+        if page.is_empty() {
+            return seen;
+        }
+        seen.extend(page);
+        change().await;
+    }
+}
+
+fn complete(seen: &[Overdue], unpaid: &[String]) {
+    assert!(seen.is_sorted_by_key(|order| order.due_at), "oldest first");
+    let ids: HashSet<&str> = seen
+        .iter()
+        .map(|order| order.order.order_id.as_str())
+        .collect();
+    assert_eq!(ids.len(), seen.len(), "none twice");
+    assert!(unpaid.len() < ROWS, "rows changed meanwhile");
+    let missed = unpaid
+        .iter()
+        .filter(|id| !ids.contains(id.as_str()))
+        .count();
+    assert_eq!(missed, 0, "none is missed");
+}
+
+fn id(order: Overdue) -> String {
+    order.order.order_id
+}

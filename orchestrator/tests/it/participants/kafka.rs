@@ -1,0 +1,314 @@
+//! Orders are cancelled with the shop behind Kafka, whoever reads its replies, however often and in whatever order they
+//! come, and whoever dies: on the in-process broker and on Apache Kafka.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::{TimeDelta, Utc};
+use lapse::bus::{Delivery, Outlet, Publish, REPLIES, commands_topic};
+use lapse::config::{Config, Participant, Transport};
+use lapse::kafka::{KafkaFeed, KafkaOutlet, topics};
+use lapse::service;
+use lapse::shop_serve::kafka::Server;
+use lapse::shop_serve::{OPERATIONS, PARTICIPANTS, ShopParticipant};
+use rust_decimal::Decimal;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::live::{Live, ON_TIME_MS, Running, STOCK, on_both_brokers};
+use crate::support::{topic, until};
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// The shipped walk for a participant that answers within a second, or is asked again soon.
+const SHORT: &str = r"
+format: saga/v1
+name: short
+version: 1
+trigger:
+  event_types: [order.placed]
+  order_types: { normal: { delay: 30m } }
+  order_owner: orders
+steps:
+  - id: cancel_order
+    action: { participant: orders, operation: CancelOrder }
+    compensation: { participant: orders, operation: ReopenOrder }
+    timeout: 1s
+    retries: { max: 6, delays: [1s, 2s, 2s, 2s, 4s, 4s] }
+  - id: replenish_stock
+    action: { participant: stock, operation: ReplenishStock }
+    compensation: { participant: stock, operation: WithdrawStock }
+    timeout: 1s
+    retries: { max: 6, delays: [1s, 2s, 2s, 2s, 4s, 4s] }
+";
+
+on_both_brokers! {
+    orders_are_cancelled_on_time_over_kafka_whoever_reads_the_replies,
+    replies_that_come_twice_late_and_among_garbage_change_nothing_twice,
+    a_shop_killed_between_commit_and_answer_costs_a_time_out_and_no_second_effect,
+    a_shop_that_is_away_for_seconds_misses_nothing,
+}
+
+async fn orders_are_cancelled_on_time_over_kafka_whoever_reads_the_replies(mut live: Live) {
+    over_kafka(&mut live).await;
+    let shop = Serving::start(&live.config, Usual);
+    let first = live.start().await;
+    let second = Running::start(&live.another()).await;
+    if live.broker().is_none() {
+        until("both read replies", SOON, || async {
+            let kafka = &live.config.kafka;
+            let shares = topic::shares(&kafka.brokers, &format!("{}.replies", kafka.group)).await;
+            (shares.len() == 2 && shares.iter().all(|share| *share > 0)).then_some(())
+        })
+        .await;
+    }
+    // The groups of the shop and of the replies have settled once an order is through.
+    cancel(&live, &first, "early", 1).await;
+    live.all_ended(1, SOON).await;
+
+    cancel(&live, &first, "order", 60).await;
+
+    let sagas = live.all_ended(61, SOON).await;
+    for saga in sagas.iter().filter(|saga| saga.order_id != "early-0") {
+        let late_ms = saga.lateness_ms.expect("it had a due time");
+        assert!((0..ON_TIME_MS).contains(&late_ms), "{late_ms} ms late");
+    }
+    all_completed_once(&live, 61).await;
+    assert_eq!(live.total("stale_reply").await, 0);
+    second.stop().await;
+    first.stop().await;
+    shop.stop().await;
+    let kafka = &live.config.kafka;
+    let group = format!("{}.replies", kafka.group);
+    let uncommitted = topic::uncommitted(&kafka.brokers, &group, &live.topic(REPLIES)).await;
+    assert_eq!(uncommitted, 0, "every reply is committed");
+}
+
+async fn replies_that_come_twice_late_and_among_garbage_change_nothing_twice(mut live: Live) {
+    short(&mut live).await;
+    let shop = Serving::start(&live.config, Noisy::default());
+    let service = live.start().await;
+
+    cancel(&live, &service, "noisy", 40).await;
+
+    live.all_ended(40, SOON).await;
+    all_completed_once(&live, 40).await;
+    until("the garbage is buried", SOON, || async {
+        (live.total("dead_letter").await > 0).then_some(())
+    })
+    .await;
+    assert!(
+        live.total("stale_reply").await >= 80,
+        "the doubles are logged"
+    );
+    assert!(
+        live.total("retried").await > 0,
+        "some replies came after their time-out"
+    );
+    shop.stop().await;
+    service.stop().await;
+}
+
+async fn a_shop_killed_between_commit_and_answer_costs_a_time_out_and_no_second_effect(
+    mut live: Live,
+) {
+    short(&mut live).await;
+    let reached = Arc::new(Notify::new());
+    let shop = Serving::start(&live.config, Dying(reached.clone()));
+    let service = live.start().await;
+    cancel(&live, &service, "killed", 10).await;
+    reached.notified().await;
+    shop.kill().await;
+    let mut applied = 0;
+    for n in 0..10 {
+        let order = live.order(&format!("killed-{n}")).await;
+        applied += usize::from(order.status == "cancelled");
+    }
+
+    let next = Serving::start(&live.config, Usual);
+
+    live.all_ended(10, SOON).await;
+    all_completed_once(&live, 10).await;
+    assert!(applied > 0, "some were applied, and nobody was told");
+    assert!(live.total("retried").await > 0, "the time-out told");
+    next.stop().await;
+    service.stop().await;
+}
+
+async fn a_shop_that_is_away_for_seconds_misses_nothing(mut live: Live) {
+    short(&mut live).await;
+    let service = live.start().await;
+    cancel(&live, &service, "away", 20).await;
+    until("somebody was asked twice", SOON, || async {
+        (live.total("retried").await >= 20).then_some(())
+    })
+    .await;
+
+    let shop = Serving::start(&live.config, Usual);
+
+    live.all_ended(20, SOON).await;
+    all_completed_once(&live, 20).await;
+    shop.stop().await;
+    service.stop().await;
+}
+
+/// Orders and stock get their commands over Kafka; the order owner stays in the coordinators' process.
+async fn over_kafka(live: &mut Live) {
+    for name in PARTICIPANTS {
+        let participant = Participant {
+            transport: Transport::Kafka,
+            ..Participant::default()
+        };
+        live.config
+            .participants
+            .insert(name.to_owned(), participant);
+    }
+    let settings = live.config.kafka_settings();
+    match live.broker() {
+        Some(broker) => broker.create_topics(&settings).expect("topics"),
+        None => drop(topics::create(&settings).await.expect("topics")),
+    }
+}
+
+/// The same with [`SHORT`] time-outs.
+async fn short(live: &mut Live) {
+    over_kafka(live).await;
+    let file = std::env::temp_dir().join(format!("{}.yaml", live.topic("short")));
+    std::fs::write(&file, SHORT).expect("a definition can be written");
+    live.config.definitions.paths = vec![file];
+}
+
+/// Orders that fall due in a moment.
+async fn cancel(live: &Live, service: &Running, name: &str, count: usize) {
+    let ids: Vec<String> = (0..count).map(|n| format!("{name}-{n}")).collect();
+    let due = Utc::now() + TimeDelta::milliseconds(500);
+    let placed = live.place_many(&ids, due).await;
+    live.schedule(service, &placed).await;
+}
+
+/// Every order is cancelled, every unit is back once, and nothing is found wrong.
+async fn all_completed_once(live: &Live, count: usize) {
+    let sagas = live.sagas().await;
+    let completed = sagas.iter().filter(|saga| saga.state == "completed");
+    assert_eq!(completed.count(), count);
+    for saga in &sagas {
+        let order = live.order(&saga.order_id).await;
+        assert_eq!(order.status, "cancelled");
+        assert_eq!(order.ledger.len(), 1, "one effect: {:?}", order.ledger);
+    }
+    assert_eq!(live.stock().await.available, Decimal::from(STOCK));
+    live.verified().await;
+}
+
+/// The shop behind Kafka, as `lapse shop serve --kafka` runs it.
+struct Serving {
+    task: JoinHandle<()>,
+    stop: CancellationToken,
+}
+
+impl Serving {
+    fn start(config: &Config, mood: impl Mood) -> Serving {
+        let settings = config.kafka_settings();
+        let topics = PARTICIPANTS.map(commands_topic);
+        let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
+        let group = format!("{}.shop", settings.group);
+        let pool = service::shop_database(config).expect("the test's URL is right");
+        let server = Server {
+            feed: Arc::new(KafkaFeed::group(&settings, &group, &topics).expect("a feed")),
+            outlet: Arc::new(Moody {
+                outlet: KafkaOutlet::new(&settings).expect("an outlet"),
+                mood,
+            }),
+            participant: Arc::new(ShopParticipant::new(pool)),
+            operations: &OPERATIONS,
+        };
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        let task = tokio::spawn(async move { server.run(&stopped).await });
+        Serving { task, stop }
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        self.task.await.expect("the server does not panic");
+    }
+
+    /// As `kill -9` does, but for leaving the group.
+    async fn kill(self) {
+        self.task.abort();
+        assert!(self.task.await.is_err(), "it was still serving");
+    }
+}
+
+/// How answers go out.
+#[async_trait]
+trait Mood: Send + Sync + 'static {
+    async fn deliver(&self, outlet: &KafkaOutlet, messages: Vec<Publish>) -> Vec<Delivery>;
+}
+
+struct Moody<M> {
+    outlet: KafkaOutlet,
+    mood: M,
+}
+
+#[async_trait]
+impl<M: Mood> Outlet for Moody<M> {
+    async fn deliver(&self, messages: Vec<Publish>) -> Vec<Delivery> {
+        self.mood.deliver(&self.outlet, messages).await
+    }
+}
+
+/// As they are.
+struct Usual;
+
+#[async_trait]
+impl Mood for Usual {
+    async fn deliver(&self, outlet: &KafkaOutlet, messages: Vec<Publish>) -> Vec<Delivery> {
+        outlet.deliver(messages).await
+    }
+}
+
+/// Twice, the second time in reverse order, among garbage; those of the first batches late.
+#[derive(Default)]
+struct Noisy {
+    batches: AtomicU32,
+}
+
+/// Longer than the time-out and the first retry delay.
+const LATE: Duration = Duration::from_millis(3_500);
+
+#[async_trait]
+impl Mood for Noisy {
+    async fn deliver(&self, outlet: &KafkaOutlet, messages: Vec<Publish>) -> Vec<Delivery> {
+        if messages.is_empty() {
+            return Vec::new();
+        }
+        if self.batches.fetch_add(1, Ordering::SeqCst) == 0 {
+            tokio::time::sleep(LATE).await;
+        }
+        let garbage = Publish {
+            topic: REPLIES.to_owned(),
+            key: "garbage".to_owned(),
+            payload: "{\"outcome\": \"done\"}".to_owned(),
+        };
+        outlet.deliver(vec![garbage]).await;
+        let deliveries = outlet.deliver(messages.clone()).await;
+        let doubles: Vec<Publish> = messages.into_iter().rev().collect();
+        outlet.deliver(doubles).await;
+        deliveries
+    }
+}
+
+/// Says that it is about to answer, and never does.
+struct Dying(Arc<Notify>);
+
+#[async_trait]
+impl Mood for Dying {
+    async fn deliver(&self, _: &KafkaOutlet, _: Vec<Publish>) -> Vec<Delivery> {
+        self.0.notify_one();
+        std::future::pending().await
+    }
+}

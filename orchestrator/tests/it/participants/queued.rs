@@ -1,0 +1,477 @@
+//! Commands over a queue and replies in any order: on the store in memory and tokio's stopped clock.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::DateTime;
+use lapse::bus::{Delivery, MemoryBus, Origin, Outlet, Publish, REPLIES};
+use lapse::clock::{Clock, Simulated};
+use lapse::coordinator::Coordinator;
+use lapse::feed::{Feed, MemoryFeed, Record};
+use lapse::shop_serve::kafka::Server;
+use lapse::store::memory::MemoryStore;
+use lapse_participants::kit::answer::{About, Answer};
+use lapse_participants::kit::{CallError, Command, Participant, Reply};
+use lapse_sagas::{Outcome, Phase, Status};
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::until;
+use crate::support::world::{QUICK, World};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// A world whose participants are this test.
+struct Queue {
+    world: World,
+    store: Arc<MemoryStore>,
+    bus: Arc<MemoryBus>,
+    replies: Arc<MemoryFeed>,
+}
+
+impl Queue {
+    async fn new() -> Queue {
+        let start = DateTime::from_timestamp(1_780_000_000, 0).unwrap();
+        let clock: Arc<dyn Clock> = Arc::new(Simulated::from(start));
+        let time = clock.clone();
+        let store = Arc::new(MemoryStore::new(Arc::new(move || time.now())));
+        let world = World::new(store.clone(), clock, QUICK).await;
+        Queue {
+            bus: world.bus(),
+            world,
+            store,
+            replies: Arc::default(),
+        }
+    }
+
+    fn coordinator(&self) -> Coordinator {
+        self.world
+            .queueing_coordinator(self.bus.clone(), self.replies.clone())
+    }
+
+    /// Every command of a step so far, in the order in which they were produced.
+    fn commands(&self, step: &str) -> Vec<Command> {
+        let published = self.bus.published().into_iter();
+        published
+            .filter(|message| message.topic.starts_with("commands."))
+            .map(|message| serde_json::from_str(&message.payload).expect("a command"))
+            .filter(|command: &Command| command.step.as_str() == step)
+            .collect()
+    }
+
+    /// The command of this attempt, once it is produced.
+    async fn command(&self, step: &str, attempt: u32) -> Command {
+        until(&format!("attempt {attempt} of {step}"), HOUR, || async {
+            let commands = self.commands(step).into_iter();
+            commands
+                .filter(|command| command.attempt == attempt)
+                .next_back()
+        })
+        .await
+    }
+
+    fn answer(&self, command: &Command, outcome: Outcome) {
+        let answer = Answer {
+            about: About::from(command),
+            outcome,
+        };
+        let value = serde_json::to_vec(&answer).unwrap();
+        self.replies
+            .append(REPLIES, &command.order.order_id, &value);
+    }
+
+    async fn all_read(&self) {
+        until("every reply is committed", HOUR, || async {
+            (self.replies.open() == 0).then_some(())
+        })
+        .await;
+    }
+}
+
+fn done() -> Outcome {
+    Outcome::Done {
+        output: Value::Null,
+    }
+}
+
+fn failed() -> Outcome {
+    Outcome::Failed {
+        error: "broken: on purpose".to_owned(),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_attempt_is_produced_once_under_one_id_on_the_topic_of_its_participant() {
+    let queue = Queue::new().await;
+    let coordinator = queue.coordinator();
+    queue.world.start(&coordinator, &["o1"]).await;
+    let first = queue.command("cancel_order", 1).await;
+    queue.answer(&first, failed());
+    let second = queue.command("cancel_order", 2).await;
+    queue.answer(&second, done());
+    let release = queue.command("replenish_stock", 1).await;
+    queue.answer(&release, done());
+
+    let saga = queue.world.at_rest("o1", HOUR).await;
+
+    assert_eq!(saga.state.status, Status::Completed);
+    let published: Vec<(String, String)> = queue
+        .bus
+        .published()
+        .into_iter()
+        .map(|message| (message.topic, message.key))
+        .filter(|(topic, _)| topic.starts_with("commands."))
+        .collect();
+    let on = |topic: &str| (topic.to_owned(), "o1".to_owned());
+    assert_eq!(
+        published,
+        [
+            on("commands.orders"),
+            on("commands.orders"),
+            on("commands.stock")
+        ]
+    );
+    assert_eq!(first.command_id, second.command_id);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_of_an_attempt_that_timed_out_does_not_count_against_the_current_one() {
+    let queue = Queue::new().await;
+    let coordinator = queue.coordinator();
+    queue.world.start(&coordinator, &["o1"]).await;
+    let first = queue.command("cancel_order", 1).await;
+    queue.command("cancel_order", 2).await;
+
+    queue.answer(&first, failed());
+    queue.all_read().await;
+
+    let saga = queue.world.saga("o1").await.unwrap();
+    let active = saga.state.active.values().next().unwrap();
+    assert_eq!((active.phase, active.attempt), (Phase::Sent, 2));
+    assert_eq!(queue.store.stale_replies().len(), 1, "and it is logged");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_done_settles_the_step_whichever_attempt_is_current() {
+    let queue = Queue::new().await;
+    let coordinator = queue.coordinator();
+    queue.world.start(&coordinator, &["o1"]).await;
+    let first = queue.command("cancel_order", 1).await;
+    queue.command("cancel_order", 2).await;
+
+    queue.answer(&first, done());
+
+    queue.command("replenish_stock", 1).await;
+    assert_eq!(queue.commands("cancel_order").len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_replies_of_one_saga_in_one_batch_are_heard_in_order() {
+    let queue = Queue::new().await;
+    let coordinator = queue.coordinator();
+    queue.world.start(&coordinator, &["o1"]).await;
+    let first = queue.command("cancel_order", 1).await;
+    for outcome in [failed(), failed(), done(), done()] {
+        queue.answer(&first, outcome);
+    }
+
+    queue.command("replenish_stock", 1).await;
+    queue.all_read().await;
+
+    let history = queue.store.history(first.saga_id);
+    let replied: Vec<_> = history
+        .iter()
+        .filter(|line| line.text.contains("\"replied\""))
+        .collect();
+    assert_eq!(replied.len(), 2, "failed, then done: {history:#?}");
+    assert_eq!(
+        queue.store.stale_replies().len(),
+        2,
+        "their doubles changed nothing"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_no_reply_is_a_dead_letter_and_blocks_nothing() {
+    let queue = Queue::new().await;
+    let coordinator = queue.coordinator();
+    queue.world.start(&coordinator, &["o1"]).await;
+    let command = queue.command("cancel_order", 1).await;
+    let mut stranger = command.clone();
+    stranger.saga_id = "01937b1e-7f0a-7cc2-b4e5-0f3f6a1c2d11".parse().unwrap();
+    queue.replies.append(REPLIES, "o1", b"\xff garbage");
+    queue.replies.append(REPLIES, "o1", b"{}");
+    queue.answer(&stranger, done());
+    queue.answer(&command, done());
+
+    queue.command("replenish_stock", 1).await;
+    queue.all_read().await;
+
+    let letters = queue.store.dead_letters();
+    let reasons: Vec<_> = letters
+        .iter()
+        .map(|letter| letter.reason.as_str())
+        .collect();
+    assert_eq!(reasons, ["bad_reply", "bad_reply"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_that_kafka_did_not_take_waits_at_no_attempt_and_is_produced_once() {
+    let queue = Queue::new().await;
+    queue.bus.set_refuses_to_publish(true);
+    let coordinator = queue.coordinator();
+    queue.world.start(&coordinator, &["o1"]).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(queue.commands("cancel_order").is_empty());
+    queue.bus.set_refuses_to_publish(false);
+
+    let command = queue.command("cancel_order", 1).await;
+    queue.answer(&command, done());
+    let release = queue.command("replenish_stock", 1).await;
+    queue.answer(&release, done());
+
+    let saga = queue.world.at_rest("o1", HOUR).await;
+    assert_eq!(saga.state.status, Status::Completed);
+    assert_eq!(queue.commands("cancel_order").len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_coordinator_killed_between_settlement_and_commit_leaves_a_reply_that_changes_nothing() {
+    let queue = Queue::new().await;
+    let stuck = Arc::new(Stuck(queue.replies.clone()));
+    let dying = queue.world.queueing_coordinator(queue.bus.clone(), stuck);
+    queue.world.start(&dying, &["o1"]).await;
+    let command = queue.command("cancel_order", 1).await;
+    queue.answer(&command, done());
+    let release = queue.command("replenish_stock", 1).await;
+    assert_eq!(queue.replies.open(), 1, "settled and not committed");
+
+    drop(dying);
+    queue.replies.restart();
+    let _next = queue.coordinator();
+    queue.all_read().await;
+
+    assert_eq!(queue.store.stale_replies().len(), 1);
+    assert_eq!(queue.commands("replenish_stock").len(), 1, "nothing again");
+    queue.answer(&release, done());
+    let saga = queue.world.at_rest("o1", HOUR).await;
+    assert_eq!(saga.state.status, Status::Completed);
+}
+
+/// A feed whose reader dies before it has committed anything.
+struct Stuck(Arc<MemoryFeed>);
+
+#[async_trait]
+impl Feed for Stuck {
+    async fn next(&self, max: usize) -> Vec<Record> {
+        self.0.next(max).await
+    }
+    async fn commit(&self, _: &[Origin]) -> Vec<bool> {
+        std::future::pending().await
+    }
+    async fn close(&self) {}
+}
+
+/// What a server of commands did, in order.
+type Log = Arc<std::sync::Mutex<Vec<&'static str>>>;
+
+struct LoggedFeed {
+    inner: MemoryFeed,
+    commits: bool,
+    log: Log,
+}
+
+#[async_trait]
+impl Feed for LoggedFeed {
+    async fn next(&self, max: usize) -> Vec<Record> {
+        self.inner.next(max).await
+    }
+    async fn commit(&self, origins: &[Origin]) -> Vec<bool> {
+        self.log.lock().unwrap().push("committed");
+        if self.commits {
+            self.inner.commit(origins).await
+        } else {
+            vec![false; origins.len()]
+        }
+    }
+    async fn close(&self) {}
+}
+
+struct LoggedOutlet {
+    answers: std::sync::Mutex<Vec<Answer>>,
+    log: Log,
+}
+
+#[async_trait]
+impl Outlet for LoggedOutlet {
+    async fn deliver(&self, messages: Vec<Publish>) -> Vec<Delivery> {
+        let mut answers = self.answers.lock().unwrap();
+        for message in &messages {
+            answers.push(serde_json::from_str(&message.payload).expect("an answer"));
+        }
+        if !messages.is_empty() {
+            self.log.lock().unwrap().push("answered");
+        }
+        vec![Delivery::Delivered; messages.len()]
+    }
+}
+
+/// Fails as its orders are called, and notes how large its batches were.
+#[derive(Default)]
+struct Moody {
+    batches: std::sync::Mutex<Vec<usize>>,
+}
+
+#[async_trait]
+impl Participant for Moody {
+    async fn call(&self, _: &str, commands: &[Command]) -> Result<Vec<Reply>, CallError> {
+        let mut batches = self.batches.lock().unwrap();
+        batches.push(commands.len());
+        if batches.len() == 1 {
+            return Err(CallError::Unreachable("no database yet".to_owned()));
+        }
+        let is = |name: &str| commands.iter().any(|c| c.order.order_id == name);
+        if is("bad") {
+            return Err(CallError::Data("not storable".to_owned()));
+        }
+        if is("locked") {
+            return Err(CallError::Locked("55P03".to_owned()));
+        }
+        let reply = |command: &Command| Reply {
+            command_id: command.command_id.clone(),
+            outcome: done(),
+        };
+        Ok(commands.iter().map(reply).collect())
+    }
+}
+
+/// A server fed with these records and its answers to all of them.
+struct Served {
+    feed: Arc<LoggedFeed>,
+    outlet: Arc<LoggedOutlet>,
+    participant: Arc<Moody>,
+    log: Log,
+}
+
+impl Served {
+    fn new(commits: bool) -> Served {
+        let log = Log::default();
+        Served {
+            feed: Arc::new(LoggedFeed {
+                inner: MemoryFeed::default(),
+                commits,
+                log: log.clone(),
+            }),
+            outlet: Arc::new(LoggedOutlet {
+                answers: Default::default(),
+                log: log.clone(),
+            }),
+            participant: Arc::default(),
+            log,
+        }
+    }
+
+    fn append(&self, record: &Value) {
+        self.feed
+            .inner
+            .append("commands.orders", "k", record.to_string().as_bytes());
+    }
+
+    /// Serves what is there.
+    async fn serve(&self) -> Vec<Answer> {
+        let server = Server {
+            feed: self.feed.clone(),
+            outlet: self.outlet.clone(),
+            participant: self.participant.clone(),
+            operations: &["CancelOrder", "ReopenOrder"],
+        };
+        let stop = CancellationToken::new();
+        let serving = async { server.run(&stop).await };
+        let stopping = async {
+            tokio::time::sleep(Duration::from_secs(30)).await;
+            stop.cancel();
+        };
+        tokio::join!(serving, stopping);
+        self.outlet.answers.lock().unwrap().clone()
+    }
+}
+
+fn command(order_id: &str) -> Value {
+    serde_json::json!({
+        "command_id": format!("{order_id}:do"), "saga_id": "01937b1e-7f0a-7cc2-b4e5-0f3f6a1c2d11",
+        "step": "cancel_order", "direction": "do", "operation": "CancelOrder",
+        "order": { "tenant": "default", "order_id": order_id, "generation": 1 },
+        "input": null, "cause": "timeout", "attempt": 1,
+        "first_sent_at": "2026-02-14T18:00:00Z", "expires_at": "2026-02-14T19:00:00Z",
+    })
+}
+
+fn names(answers: &[Answer]) -> Vec<(&str, &str)> {
+    let mut names: Vec<_> = answers
+        .iter()
+        .map(|answer| (answer.about.command_id.as_str(), answer.outcome.name()))
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_participant_answers_only_what_it_has_committed_and_only_then() {
+    let served = Served::new(true);
+    served.append(&command("o1"));
+    assert_eq!(names(&served.serve().await), [("o1:do", "done")]);
+    assert_eq!(*served.log.lock().unwrap(), ["committed", "answered"]);
+
+    let gone = Served::new(false);
+    gone.append(&command("o1"));
+    assert!(
+        gone.serve().await.is_empty(),
+        "its partition went to somebody else, who answers"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bad_command_does_not_sink_its_batch_and_an_outage_is_waited_for() {
+    let served = Served::new(true);
+    let mut unknown = command("unknown");
+    unknown["operation"] = "Dance".into();
+    let mut half = command("half");
+    half["order"] = 17.into();
+    let mut again = command("o2");
+    again["attempt"] = 2.into();
+    let all = [
+        command("o1"),
+        command("bad"),
+        command("o2"),
+        command("locked"),
+        unknown,
+        half,
+        Value::from("garbage"),
+        again,
+    ];
+    all.iter().for_each(|record| served.append(record));
+
+    let answers = served.serve().await;
+
+    assert_eq!(
+        names(&answers),
+        [
+            ("bad:do", "failed"),
+            ("half:do", "failed"),
+            ("locked:do", "failed"),
+            ("o1:do", "done"),
+            ("o2:do", "done"),
+            ("o2:do", "done"),
+            ("unknown:do", "failed"),
+        ]
+    );
+    let mut attempts: Vec<_> = answers
+        .iter()
+        .filter(|answer| answer.about.command_id.as_str() == "o2:do")
+        .map(|answer| answer.about.attempt)
+        .collect();
+    attempts.sort_unstable();
+    assert_eq!(attempts, [1, 2], "each sending has its answer");
+    assert_eq!(served.feed.inner.open(), 0, "nothing blocks the topic");
+}
