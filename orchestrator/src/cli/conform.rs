@@ -55,7 +55,7 @@ pub(super) struct Args {
 pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
     init_logs(&context.config)?;
     let subject = subject(args).map_err(|error| Exit::Invalid(format!("{error:#}")))?;
-    let report = match conform::run(&subject, chrono_now()).await {
+    let report = match conform::run(&subject, now()).await {
         Ok(report) => report,
         Err(conform::Error::Participant(error)) => {
             return Err(
@@ -74,7 +74,7 @@ pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn chrono_now() -> lapse_sagas::Timestamp {
+fn now() -> lapse_sagas::Timestamp {
     std::time::SystemTime::now().into()
 }
 

@@ -74,6 +74,21 @@ fn the_ends_of_every_range_are_allowed() {
             "postgresql://somebody@db.example:5433/lapse",
         )],
         &[("postgres.url", "postgres:///lapse?host=/run/postgresql")],
+        &[("participants.a.url", "http://other/base/")],
+        &[
+            ("participants.a.url", "https://other"),
+            ("participants.a.token", "t"),
+        ],
+        &[
+            ("participants.a.url", "http://[::1]:8390"),
+            ("participants.a.token_file", "f"),
+        ],
+        &[
+            ("order_owners.a.url", "http://other"),
+            ("order_owners.a.token", "t"),
+            ("order_owners.a.insecure", "true"),
+        ],
+        &[("participants.a.transport", "kafka")],
     ] {
         with(flags).unwrap_or_else(|refused| panic!("{flags:?}: {refused:#}"));
     }
@@ -106,6 +121,58 @@ fn what_the_coordinator_would_refuse_is_refused_at_once() {
             "postgres.url",
         ),
         (&[("shop.url", "http://u:hushed@h/d")], "shop.url"),
+        (
+            &[("participants.a.url", "ftp://h")],
+            "participants.a.url is not http://",
+        ),
+        (
+            &[("participants.a.single", "true")],
+            "participants.a.url is empty",
+        ),
+        (
+            &[("participants.a.url", "https://u:hushed@h")],
+            "participants.a.token_file",
+        ),
+        (
+            &[("order_owners.a.url", "https://h/?key=hushed")],
+            "order_owners.a.url has a query",
+        ),
+        (
+            &[
+                ("participants.a.url", "http://h"),
+                ("participants.a.token", "hushed"),
+            ],
+            "participants.a.insecure = true",
+        ),
+        (
+            &[
+                ("participants.a.url", "https://h"),
+                ("participants.a.token", "hushed"),
+                ("participants.a.token_file", "f"),
+            ],
+            "both set",
+        ),
+        (
+            &[
+                ("participants.a.url", "http://h"),
+                ("participants.a.ca_file", "f"),
+            ],
+            "participants.a.ca_file",
+        ),
+        (
+            &[
+                ("participants.a.url", "http://h"),
+                ("participants.a.in_flight", "0"),
+            ],
+            "participants.a.in_flight is 0; allowed is 1 to 256",
+        ),
+        (
+            &[
+                ("participants.a.url", "http://h"),
+                ("participants.a.transport", "kafka"),
+            ],
+            "participants.a.transport is kafka",
+        ),
     ] {
         let refused = format!("{:#}", with(flags).expect_err(words));
         assert!(refused.contains(words), "{words}: {refused}");
@@ -171,6 +238,8 @@ fn variables_with_two_underscores_are_settings_and_win_over_shared_names() {
         ("DATABASE_URL", "shared"),
         ("LAPSE__KAFKA__MEMORY_MB", "64"),
         ("LAPSE__KAFKA__PROPERTIES__SECURITY_PROTOCOL", "plaintext"),
+        ("LAPSE__PARTICIPANTS__ORDERS__URL", "http://shop"),
+        ("LAPSE__ORDER_OWNERS__ORDERS__TOKEN_FILE", "f"),
     ])
     .expect("all are right");
     let expected = [
@@ -178,6 +247,8 @@ fn variables_with_two_underscores_are_settings_and_win_over_shared_names() {
         pair("postgres.url", "own"),
         pair("kafka.memory_mb", "64"),
         pair("kafka.properties.security.protocol", "plaintext"),
+        pair("participants.orders.url", "http://shop"),
+        pair("order_owners.orders.token_file", "f"),
     ];
     assert_eq!(layer, expected);
 }
@@ -193,6 +264,11 @@ fn a_variable_that_looks_like_a_setting_is_refused_with_the_right_spelling() {
             "LAPSE__KAFKA__PROPERTIES__LINGER_MS",
         ),
         ("LAPSE__KAFKA_BROKERS", "LAPSE__SECTION__KEY"),
+        ("LAPSE__PARTICIPANTS__URL", "LAPSE__SECTION__NAME__KEY"),
+        (
+            "LAPSE_ORDER_OWNERS__ORDERS__URL",
+            "LAPSE__ORDER_OWNERS__ORDERS__URL",
+        ),
         ("LAPSE__KAFKA__PROPERTIES__", "LAPSE__SECTION__KEY"),
     ] {
         let refused = variables(&[(name, "x")]).expect_err(name).to_string();
@@ -232,6 +308,23 @@ fn only_our_own_variables_must_be_utf_8() {
         "{refused}"
     );
     assert!(read("DATABASE_URL".into(), odd()).is_err());
+}
+
+#[test]
+fn a_token_is_never_printed() {
+    let config = with(&[
+        ("participants.a.url", "https://shop"),
+        ("participants.a.token", "hushed"),
+    ])
+    .expect("right");
+    assert_eq!(config.participants["a"].token.reveal(), "hushed");
+    assert!(!format!("{config:?}").contains("hushed"));
+    let wrong = [
+        ("participants.a.token", "hushed"),
+        ("participants.a.tokken", "hushed"),
+    ];
+    let refused = format!("{:#}", with(&wrong).expect_err("no such key"));
+    assert!(!refused.contains("hushed"), "{refused}");
 }
 
 const TABLE: &str = r#"

@@ -41,13 +41,14 @@ impl HttpWire {
 
     fn raw(&self, body: &str) -> Vec<u8> {
         let host = self.url.host_str().unwrap_or_default();
+        let port = self.url.port_or_known_default().unwrap_or(80);
         let authorization = if self.token.is_empty() {
             String::new()
         } else {
             format!("Authorization: Bearer {}\r\n", self.token.reveal())
         };
         let head = format!(
-            "POST {} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n{authorization}Content-Length: {}\r\n\r\n",
+            "POST {} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n{authorization}Content-Length: {}\r\n\r\n",
             self.url.path(),
             body.len()
         );

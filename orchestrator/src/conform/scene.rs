@@ -74,17 +74,26 @@ impl<'s> Scene<'s> {
         }
         let action = scene.action(&one);
         // Whoever is not there at all is told apart from whoever answers wrongly.
-        if let Err(error @ CallError::Unreachable(_)) =
-            scene.call(std::slice::from_ref(&action)).await
-        {
-            return Err(Error::Participant(error));
-        }
-        let plain = scene.plain(&one, &action).await;
+        let first = match scene.call(std::slice::from_ref(&action)).await {
+            Err(error @ CallError::Unreachable(_)) => return Err(Error::Participant(error)),
+            first => first.ok(),
+        };
+        let first = first.and_then(|replies| answer_to(&action, &replies));
+        let plain = scene.plain(&one, &action, first).await;
         Ok((scene, plain))
     }
 
-    async fn plain(&mut self, order: &OrderKey, action: &Command) -> Checked {
-        let outcome = self.settle(action).await?;
+    async fn plain(
+        &mut self,
+        order: &OrderKey,
+        action: &Command,
+        first: Option<Outcome>,
+    ) -> Checked {
+        let outcome = match first {
+            // Not repeated: what comes of it is the measure for all repetitions.
+            Some(outcome) if outcome.is_final() => outcome,
+            _ => self.settle(action).await?,
+        };
         if !matches!(outcome, Outcome::Done { .. }) {
             return failed(
                 format!("{} of a newly placed order is done", action.operation),

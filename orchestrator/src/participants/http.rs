@@ -6,7 +6,7 @@
 use std::error::Error as _;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use chrono::DateTime;
 use lapse_participants::kit::CallError;
 use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
@@ -77,6 +77,10 @@ impl Endpoint {
         if !address.authorities.is_empty() {
             let authorities = Certificate::from_pem_bundle(&address.authorities)
                 .context("the file of authorities is no PEM")?;
+            ensure!(
+                !authorities.is_empty(),
+                "the file of authorities holds no certificate"
+            );
             client = client.tls_certs_only(authorities);
         }
         Ok(Endpoint {

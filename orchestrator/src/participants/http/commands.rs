@@ -88,14 +88,11 @@ impl HttpParticipant {
     ) -> Result<Vec<u8>, CallError> {
         let slot = tokio::time::timeout_at(times.sent, self.slots.acquire()).await;
         let Ok(Ok(_slot)) = slot else {
-            return Err(CallError::Busy {
-                error: format!(
-                    "in_flight: all {} requests to {} took too long to send another",
-                    self.in_flight, self.name
-                ),
-                retry_after: None,
-            });
+            return Err(self.too_late());
         };
+        if Instant::now() >= times.sent {
+            return Err(self.too_late());
+        }
         let body = serde_json::to_vec(body)
             .map_err(|error| CallError::Data(format!("command: {error}")))?;
         let request = Request {
@@ -106,6 +103,16 @@ impl HttpParticipant {
         };
         let answer_max = replies::max_bytes(commands);
         self.endpoint.post(request, answer_max).await
+    }
+
+    fn too_late(&self) -> CallError {
+        CallError::Busy {
+            error: format!(
+                "in_flight: all {} requests to {} took too long to send another",
+                self.in_flight, self.name
+            ),
+            retry_after: None,
+        }
     }
 
     async fn batch(&self, commands: &[Command], times: Times) -> Result<Vec<Reply>, CallError> {

@@ -84,6 +84,16 @@ impl Live {
         Live::with(config, Some(broker)).await
     }
 
+    /// The same with the shop in a database of its own, where others serve it.
+    pub async fn in_process_beside_a_shop() -> Live {
+        let mut config = config(&TestDatabase::create().await);
+        config.shop.url = TestDatabase::create().await.url;
+        config.shop.enabled = false;
+        let broker = Broker::start(&config.kafka_settings()).expect("the broker starts");
+        config.kafka.brokers = broker.address().to_owned();
+        Live::with(config, Some(broker)).await
+    }
+
     /// On the real Kafka, or none: then the test's name goes to the list of those left out.
     pub async fn on_kafka(name: &str) -> Option<Live> {
         let brokers = kafka_or_left_out(name)?;
@@ -302,7 +312,10 @@ impl Live {
 
     /// What `lapse verify` says; it must find nothing wrong.
     pub async fn verified(&self) -> Report {
-        let report = verify::run(&self.config, &Bounds::default())
+        // The shop's tables too, whoever serves it.
+        let mut config = self.config.clone();
+        config.shop.enabled = true;
+        let report = verify::run(&config, &Bounds::default())
             .await
             .expect("verify can ask");
         let broken: Vec<_> = report.checks.iter().filter(|check| !check.ok).collect();
