@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::{Context, Exit, answer, init_logs};
 use crate::config::Participant as Settings;
 use crate::conform::http::HttpWire;
+use crate::conform::kafka::KafkaCaller;
 use crate::conform::shell::ShellSite;
 use crate::conform::{self, CaseReport, Plan, Report, Subject, Verdict, Wire};
 use crate::participants::http::{HttpParticipant, Style};
@@ -17,7 +18,8 @@ use crate::participants::http::{HttpParticipant, Style};
 /// Flags of `lapse conform`.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The participant's base URL; commands go to {URL}/v1/commands.
+    /// The participant's base URL, and commands go to {URL}/v1/commands; or kafka:NAME, and they go to the topic of this
+    /// participant.
     url: String,
     /// The operation of the action.
     #[arg(long, default_value = "CancelOrder")]
@@ -54,7 +56,11 @@ pub(super) struct Args {
 
 pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
     init_logs(&context.config)?;
-    let subject = subject(args).map_err(|error| Exit::Invalid(format!("{error:#}")))?;
+    let line = match args.url.strip_prefix("kafka:") {
+        Some(name) => over_kafka(&context, name).await?,
+        None => over_http(&args).map_err(|error| Exit::Invalid(format!("{error:#}")))?,
+    };
+    let subject = subject(args, line).map_err(|error| Exit::Invalid(format!("{error:#}")))?;
     let report = match conform::run(&subject, now()).await {
         Ok(report) => report,
         Err(conform::Error::Participant(error)) => {
@@ -78,12 +84,18 @@ fn now() -> lapse_sagas::Timestamp {
     std::time::SystemTime::now().into()
 }
 
-fn subject(args: Args) -> anyhow::Result<Subject> {
-    let input: Value = serde_json::from_str(&args.input).context("--input is no JSON")?;
+/// How the participant is spoken to.
+struct Line {
+    participant: Arc<dyn Participant>,
+    wire: Option<Arc<dyn Wire>>,
+    refusals: bool,
+}
+
+fn over_http(args: &Args) -> anyhow::Result<Line> {
     let settings = Settings {
-        url: args.url,
-        token_file: args.token_file.unwrap_or_default(),
-        ca_file: args.ca_file.unwrap_or_default(),
+        url: args.url.clone(),
+        token_file: args.token_file.clone().unwrap_or_default(),
+        ca_file: args.ca_file.clone().unwrap_or_default(),
         insecure: args.insecure,
         single: args.single,
         ..Settings::default()
@@ -96,27 +108,40 @@ fn subject(args: Args) -> anyhow::Result<Subject> {
         Style::Single => None,
         Style::Batch => Some(Arc::new(HttpWire::new(&address)?)),
     };
-    let participant: Arc<dyn Participant> = Arc::new(HttpParticipant::new(
-        "conform",
-        &address,
-        style,
-        settings.in_flight,
-    )?);
+    let participant = HttpParticipant::new("conform", &address, style, settings.in_flight)?;
+    Ok(Line {
+        participant: Arc::new(participant),
+        wire,
+        refusals: true,
+    })
+}
+
+async fn over_kafka(context: &Context, name: &str) -> anyhow::Result<Line> {
+    let caller = KafkaCaller::start(&context.config.kafka_settings(), name).await?;
+    Ok(Line {
+        wire: Some(Arc::new(caller.wire())),
+        participant: Arc::new(caller),
+        refusals: false,
+    })
+}
+
+fn subject(args: Args, line: Line) -> anyhow::Result<Subject> {
+    let input: Value = serde_json::from_str(&args.input).context("--input is no JSON")?;
     let site = ShellSite {
         place: args.place,
         state: args.state,
         tenant: args.tenant.clone(),
     };
     Ok(Subject {
-        participant,
-        wire,
+        participant: line.participant,
+        wire: line.wire,
         site: Arc::new(site),
         plan: Plan {
             action: args.action,
             compensation: args.compensation,
             input,
             tenant: args.tenant,
-            refusals: true,
+            refusals: line.refusals,
         },
     })
 }

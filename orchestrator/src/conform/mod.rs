@@ -16,6 +16,7 @@ mod barrier;
 mod batch;
 mod cases;
 pub mod http;
+pub mod kafka;
 mod scene;
 pub mod shell;
 mod wire;

@@ -62,7 +62,8 @@ enum Source {
 struct Shared {
     held: Mutex<Held>,
     arrived: Notify,
-    commits: Mutex<VecDeque<CommitRequest>>,
+    /// None once nobody will look at them any more.
+    commits: Mutex<Option<VecDeque<CommitRequest>>>,
     stopping: AtomicBool,
     reading: OnceLock<Thread>,
 }
@@ -111,7 +112,7 @@ impl KafkaFeed {
         let shared = Arc::new(Shared {
             held: Mutex::default(),
             arrived: Notify::new(),
-            commits: Mutex::default(),
+            commits: Mutex::new(Some(VecDeque::new())),
             stopping: AtomicBool::new(false),
             reading: OnceLock::new(),
         });
@@ -173,7 +174,10 @@ impl Feed for KafkaFeed {
             origins: origins.to_vec(),
             done,
         };
-        locked(&self.shared.commits).push_back(request);
+        // Where nobody looks any more, the request is dropped, which tells.
+        if let Some(commits) = locked(&self.shared.commits).as_mut() {
+            commits.push_back(request);
+        }
         self.shared.wake();
         committed
             .await
@@ -207,6 +211,16 @@ impl Shared {
     fn wake(&self) {
         if let Some(thread) = self.reading.get() {
             thread.unpark();
+        }
+    }
+
+    fn next_commit(&self) -> Option<CommitRequest> {
+        locked(&self.commits).as_mut()?.pop_front()
+    }
+
+    fn commit_again(&self, request: CommitRequest) {
+        if let Some(commits) = locked(&self.commits).as_mut() {
+            commits.push_front(request);
         }
     }
 
@@ -262,7 +276,7 @@ fn run(settings: &Settings, source: &Source, shared: &Arc<Shared>, first: Reader
         shared.gave_up_all();
     }
     // Whoever waits for a commit is told that there will be none.
-    locked(&shared.commits).clear();
+    *locked(&shared.commits) = None;
 }
 
 type Client = BaseConsumer<Context>;
@@ -454,7 +468,7 @@ impl Reader {
         }
         self.refused_at = None;
         loop {
-            let next = locked(&self.shared.commits).pop_front();
+            let next = self.shared.next_commit();
             let Some(request) = next else { return };
             let (is_ours, positions) = self.positions(&request.origins);
             if self.commits && !positions.is_empty() {
@@ -463,7 +477,7 @@ impl Reader {
                     counter!(metrics::COMMIT_ERRORS).increment(1);
                     warn!(error = %e, partitions = positions.len(), "offsets were not committed; again at once");
                     self.refused_at = Some(Instant::now());
-                    locked(&self.shared.commits).push_front(request);
+                    self.shared.commit_again(request);
                     return;
                 }
             }

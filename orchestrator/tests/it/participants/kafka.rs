@@ -1,6 +1,7 @@
 //! Orders are cancelled with the shop behind Kafka, whoever reads its replies, however often and in whatever order they
 //! come, and whoever dies: on the in-process broker and on Apache Kafka.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -8,20 +9,29 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::{TimeDelta, Utc};
 use lapse::bus::{Delivery, Outlet, Publish, REPLIES, commands_topic};
-use lapse::config::{Config, Participant, Transport};
+use lapse::config::{Config, OrderOwner, Participant, Transport};
+use lapse::conform::kafka::KafkaCaller;
+use lapse::conform::{self, Plan, Site, Subject, Verdict};
 use lapse::kafka::{KafkaFeed, KafkaOutlet, topics};
 use lapse::service;
+use lapse::shop_serve::http::{Served, router};
 use lapse::shop_serve::kafka::Server;
 use lapse::shop_serve::{OPERATIONS, PARTICIPANTS, ShopParticipant};
+use lapse_participants::order::Orders;
+use lapse_participants::shop::{Line, NewOrder, Shop};
 use rust_decimal::Decimal;
+use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::live::{Live, ON_TIME_MS, Running, STOCK, on_both_brokers};
+use crate::support::live::{
+    Live, ON_TIME_MS, Running, SKU, STOCK, WAREHOUSE, on_both_brokers, order_ref,
+};
 use crate::support::{topic, until};
 
-const SOON: Duration = Duration::from_secs(60);
+/// Beside other tests; alone each of these takes a tenth of it.
+const SOON: Duration = Duration::from_secs(120);
 
 /// The shipped walk for a participant that answers within a second, or is asked again soon.
 const SHORT: &str = r"
@@ -37,12 +47,12 @@ steps:
     action: { participant: orders, operation: CancelOrder }
     compensation: { participant: orders, operation: ReopenOrder }
     timeout: 1s
-    retries: { max: 6, delays: [1s, 2s, 2s, 2s, 4s, 4s] }
+    retries: { max: 10, delays: [1s, 2s, 2s, 2s, 4s] }
   - id: replenish_stock
     action: { participant: stock, operation: ReplenishStock }
     compensation: { participant: stock, operation: WithdrawStock }
     timeout: 1s
-    retries: { max: 6, delays: [1s, 2s, 2s, 2s, 4s, 4s] }
+    retries: { max: 10, delays: [1s, 2s, 2s, 2s, 4s] }
 ";
 
 on_both_brokers! {
@@ -50,13 +60,14 @@ on_both_brokers! {
     replies_that_come_twice_late_and_among_garbage_change_nothing_twice,
     a_shop_killed_between_commit_and_answer_costs_a_time_out_and_no_second_effect,
     a_shop_that_is_away_for_seconds_misses_nothing,
+    the_shop_keeps_the_contract_over_kafka_beside_coordinators,
 }
 
-async fn orders_are_cancelled_on_time_over_kafka_whoever_reads_the_replies(mut live: Live) {
-    over_kafka(&mut live).await;
-    let shop = Serving::start(&live.config, Usual);
-    let first = live.start().await;
-    let second = Running::start(&live.another()).await;
+async fn orders_are_cancelled_on_time_over_kafka_whoever_reads_the_replies(live: Live) {
+    let config = over_kafka(&live).await;
+    let shop = Serving::start(&config, Usual);
+    let first = Running::start(&config).await;
+    let second = Running::start(&another(&live, &config)).await;
     if live.broker().is_none() {
         until("both read replies", SOON, || async {
             let kafka = &live.config.kafka;
@@ -87,10 +98,10 @@ async fn orders_are_cancelled_on_time_over_kafka_whoever_reads_the_replies(mut l
     assert_eq!(uncommitted, 0, "every reply is committed");
 }
 
-async fn replies_that_come_twice_late_and_among_garbage_change_nothing_twice(mut live: Live) {
-    short(&mut live).await;
-    let shop = Serving::start(&live.config, Noisy::default());
-    let service = live.start().await;
+async fn replies_that_come_twice_late_and_among_garbage_change_nothing_twice(live: Live) {
+    let config = short(&live).await;
+    let shop = Serving::start(&config, Noisy::default());
+    let service = Running::start(&config).await;
 
     cancel(&live, &service, "noisy", 40).await;
 
@@ -112,13 +123,11 @@ async fn replies_that_come_twice_late_and_among_garbage_change_nothing_twice(mut
     service.stop().await;
 }
 
-async fn a_shop_killed_between_commit_and_answer_costs_a_time_out_and_no_second_effect(
-    mut live: Live,
-) {
-    short(&mut live).await;
+async fn a_shop_killed_between_commit_and_answer_costs_a_time_out_and_no_second_effect(live: Live) {
+    let config = short(&live).await;
     let reached = Arc::new(Notify::new());
-    let shop = Serving::start(&live.config, Dying(reached.clone()));
-    let service = live.start().await;
+    let shop = Serving::start(&config, Dying(reached.clone()));
+    let service = Running::start(&config).await;
     cancel(&live, &service, "killed", 10).await;
     reached.notified().await;
     shop.kill().await;
@@ -128,7 +137,7 @@ async fn a_shop_killed_between_commit_and_answer_costs_a_time_out_and_no_second_
         applied += usize::from(order.status == "cancelled");
     }
 
-    let next = Serving::start(&live.config, Usual);
+    let next = Serving::start(&config, Usual);
 
     live.all_ended(10, SOON).await;
     all_completed_once(&live, 10).await;
@@ -138,16 +147,16 @@ async fn a_shop_killed_between_commit_and_answer_costs_a_time_out_and_no_second_
     service.stop().await;
 }
 
-async fn a_shop_that_is_away_for_seconds_misses_nothing(mut live: Live) {
-    short(&mut live).await;
-    let service = live.start().await;
+async fn a_shop_that_is_away_for_seconds_misses_nothing(live: Live) {
+    let config = short(&live).await;
+    let service = Running::start(&config).await;
     cancel(&live, &service, "away", 20).await;
     until("somebody was asked twice", SOON, || async {
         (live.total("retried").await >= 20).then_some(())
     })
     .await;
 
-    let shop = Serving::start(&live.config, Usual);
+    let shop = Serving::start(&config, Usual);
 
     live.all_ended(20, SOON).await;
     all_completed_once(&live, 20).await;
@@ -155,30 +164,117 @@ async fn a_shop_that_is_away_for_seconds_misses_nothing(mut live: Live) {
     service.stop().await;
 }
 
-/// Orders and stock get their commands over Kafka; the order owner stays in the coordinators' process.
-async fn over_kafka(live: &mut Live) {
+async fn the_shop_keeps_the_contract_over_kafka_beside_coordinators(live: Live) {
+    let config = over_kafka(&live).await;
+    let shop = Serving::start(&config, Usual);
+    let service = Running::start(&config).await;
+    let caller = KafkaCaller::start(&config.kafka_settings(), "orders").await;
+    let caller = caller.expect("replies can be read");
+    let subject = Subject {
+        wire: Some(Arc::new(caller.wire())),
+        participant: Arc::new(caller),
+        site: Arc::new(Stand(live.shop.clone())),
+        plan: Plan {
+            action: "CancelOrder".to_owned(),
+            compensation: Some("ReopenOrder".to_owned()),
+            input: serde_json::Value::Null,
+            tenant: "default".to_owned(),
+            refusals: false,
+        },
+    };
+
+    let report = conform::run(&subject, Utc::now()).await.expect("a report");
+
+    let failed = report
+        .cases
+        .iter()
+        .filter(|case| case.result == Verdict::Failed);
+    assert!(report.ok, "{:#?}", failed.collect::<Vec<_>>());
+    cancel(&live, &service, "beside", 1).await;
+    live.story_in("beside-0", "completed", SOON).await;
+    shop.stop().await;
+    service.stop().await;
+}
+
+/// Orders of the shop, and their status.
+struct Stand(Shop);
+
+#[async_trait]
+impl Site for Stand {
+    async fn place(&self, order_id: &str) -> anyhow::Result<()> {
+        let line = Line {
+            sku: SKU.to_owned(),
+            warehouse: WAREHOUSE.to_owned(),
+            quantity: Decimal::ONE,
+        };
+        let order = NewOrder::new("normal", vec![line], Utc::now() - TimeDelta::seconds(1));
+        let order = NewOrder {
+            order_id: Some(order_id.to_owned()),
+            ..order
+        };
+        self.0.place(&order).await??;
+        Ok(())
+    }
+
+    async fn state(&self, order_id: &str) -> anyhow::Result<String> {
+        let order = self.0.show(&order_ref(order_id)).await?;
+        Ok(order.map_or_else(String::new, |order| order.status))
+    }
+}
+
+/// Settings of a coordinator without a shop of its own: orders and stock get their commands over Kafka, and the order owner
+/// is asked over HTTP.
+async fn over_kafka(live: &Live) -> Config {
+    let mut config = live.config.clone();
+    config.shop.enabled = false;
     for name in PARTICIPANTS {
         let participant = Participant {
             transport: Transport::Kafka,
             ..Participant::default()
         };
-        live.config
-            .participants
-            .insert(name.to_owned(), participant);
+        config.participants.insert(name.to_owned(), participant);
     }
-    let settings = live.config.kafka_settings();
+    let owner = OrderOwner {
+        url: format!("http://{}", serve_owner(&config).await),
+        ..OrderOwner::default()
+    };
+    config.order_owners.insert("orders".to_owned(), owner);
+    let settings = config.kafka_settings();
     match live.broker() {
         Some(broker) => broker.create_topics(&settings).expect("topics"),
         None => drop(topics::create(&settings).await.expect("topics")),
     }
+    config
 }
 
 /// The same with [`SHORT`] time-outs.
-async fn short(live: &mut Live) {
-    over_kafka(live).await;
+async fn short(live: &Live) -> Config {
+    let mut config = over_kafka(live).await;
     let file = std::env::temp_dir().join(format!("{}.yaml", live.topic("short")));
     std::fs::write(&file, SHORT).expect("a definition can be written");
-    live.config.definitions.paths = vec![file];
+    config.definitions.paths = vec![file];
+    config
+}
+
+async fn serve_owner(config: &Config) -> SocketAddr {
+    let pool = service::shop_database(config).expect("the test's URL is right");
+    let served = Served {
+        participant: Arc::new(ShopParticipant::new(pool.clone())),
+        owner: Arc::new(Orders::new(pool)),
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    tokio::spawn(axum::serve(listener, router(served)).into_future());
+    address
+}
+
+/// One more coordinator.
+fn another(live: &Live, config: &Config) -> Config {
+    let other = live.another();
+    let mut config = config.clone();
+    config.http = other.http;
+    config.kafka = other.kafka;
+    config
 }
 
 /// Orders that fall due in a moment.
