@@ -1,7 +1,9 @@
 //! The program keeps its promises: exit codes, one JSON object, layered settings, a calm end. Run as a process.
 
 mod answers;
+mod dead_letters;
 mod dev;
+mod operating;
 mod refusals;
 mod running;
 
@@ -83,6 +85,13 @@ impl Ended {
             "{words:?} is not in: {}",
             self.stderr
         );
+        self
+    }
+
+    /// It did not say this anywhere.
+    fn never_saying(self, words: &str) -> Ended {
+        let said = format!("{}{}", self.stdout, self.stderr);
+        assert!(!said.contains(words), "{words:?} is in: {said}");
         self
     }
 
