@@ -3,8 +3,11 @@
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
-use lapse::store::ops::Story;
+use lapse::operators::{Act, Deed, operate as operate_on};
+use lapse::store::ops::{Resting, Story};
+use lapse::store::pg::PgStore;
 use lapse_participants::fault::Answer;
+use lapse_sagas::SagaId;
 use serde_json::{Value, json};
 
 use super::{Ended, lapse_with, run};
@@ -30,6 +33,7 @@ steps:
     compensation: { participant: orders, operation: ReopenOrder }
   - id: replenish_stock
     action: { participant: stock, operation: ReplenishStock }
+    compensation: { participant: stock, operation: WithdrawStock }
     on_exhausted: park
     retries: { max: 1, delays: [100ms] }
 ";
@@ -297,31 +301,47 @@ async fn what_cannot_be_operated_on_is_refused_with_its_state() {
     service.stop().await;
 }
 
-/// Whoever is second finds it running; here between the choice and the act.
+/// Whoever is second finds it moved; here between the choice and the act.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_many_the_ones_that_moved_meanwhile_are_left_and_told() {
     let live = strict().await;
     let service = live.start().await;
-    parked(&live, &service, &["first", "second"]).await;
+    parked(&live, &service, &["a", "b", "c", "d", "e"]).await;
     service.stop().await;
+    let ten = Resting {
+        limit: 10,
+        ..Resting::default()
+    };
+    let last = live
+        .ops
+        .resting(ten)
+        .await
+        .unwrap()
+        .pop()
+        .expect("five of them");
     let slow = [
         "retry", "--state", "parked", "--reason", "slowly", "--rate", "1/s",
     ];
     let slow = lapse_with(&live.config, &[&slow[..], &["-o", "json"]].concat());
     let slow = tokio::task::spawn_blocking(move || run(slow));
     until("the first is retried", SOON, || async {
-        (live.story("first").await?.saga.state == "running").then_some(())
+        let sagas = live.sagas().await;
+        sagas
+            .iter()
+            .any(|saga| saga.state == "running")
+            .then_some(())
     })
     .await;
-    operate(
-        &live,
-        &["resolve", "--order", "second", "--reason", "quickly"],
-    )
-    .with_code(0);
+    let store =
+        PgStore::new(lapse::service::database(&live.config).expect("the test's URL is right"));
+    let deed = Deed::new(Act::Resolve, "ann", "quickly").expect("it says something");
+    operate_on(&store, &[SagaId(last.saga_id)], &deed)
+        .await
+        .expect("it is parked still");
 
-    let ended = slow.await.expect("it ends").with_code(7).saying("1 of 2");
+    let ended = slow.await.expect("it ends").with_code(7).saying("1 of 5");
 
     let answer = ended.object("retry");
-    assert_eq!((&answer["done"], &answer["left"]), (&json!(1), &json!(1)));
-    assert_eq!(answer["sagas"][1]["state"], "resolved");
+    assert_eq!((&answer["done"], &answer["left"]), (&json!(4), &json!(1)));
+    assert_eq!(answer["sagas"][4]["state"], "resolved");
 }

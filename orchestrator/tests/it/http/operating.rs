@@ -119,7 +119,7 @@ async fn with_tokens_the_actor_is_the_token_s_name_and_nobody_else() {
     let retry = |body: Value| {
         let request = reqwest::Client::new().post(url(&live, &format!("/v1/sagas/{id}/retry")));
         let request = request.bearer_auth(&secret).json(&body);
-        async { request.send().await.expect("it answers") }
+        async move { request.send().await.expect("it answers") }
     };
 
     let forged = retry(json!({ "reason": "x", "actor": "somebody" })).await;
