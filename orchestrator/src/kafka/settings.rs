@@ -330,6 +330,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_topic_s_delay_is_known_by_its_name_though_its_bucket_be_retired() {
+        let settings = Settings::new("");
+        let known = |topic: &str| settings.bucket_of(topic);
+        assert_eq!(known("lapse.schedule"), Some(None));
+        let retired = Some(Some(Span::from_secs(7 * 60)));
+        assert_eq!(known("lapse.delay.7m"), retired);
+        for other in ["schedule", "lapse.outcomes", "lapse.delay.", "other.delay.7m"] {
+            assert_eq!(known(other), None, "{other}");
+        }
+    }
+
+    #[test]
     fn topics_are_named_by_prefix_and_delay() {
         let names: Vec<String> = Settings::new("")
             .inputs()

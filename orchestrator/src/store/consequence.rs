@@ -172,7 +172,11 @@ pub fn alert_message(alert: &AlertDue, at: Timestamp) -> String {
     }))
 }
 
-/// The message on the topic of dead letters, with its key. Bytes that are not UTF-8 go as hex.
+/// So much of a value goes into its message: escaped or as hex it must still be a message that brokers take.
+const VALUE_SENT: usize = 64 * 1024;
+
+/// The message on the topic of dead letters, with its key. Bytes that are not UTF-8 go as hex; of a long value the
+/// beginning, the row has the rest.
 pub fn dead_letter_message(letter: &DeadLetter) -> (String, String) {
     let place = format!("{}/{}/{}", letter.topic, letter.partition, letter.offset);
     let key = letter
@@ -182,6 +186,7 @@ pub fn dead_letter_message(letter: &DeadLetter) -> (String, String) {
     let value = letter
         .value
         .as_deref()
+        .map(|value| &value[..value.len().min(VALUE_SENT)])
         .map(|value| std::str::from_utf8(value).map_err(|_| hex::encode(value)));
     let message = json_text(&json!({
         "format": "lapse-dead-letter/v1",
@@ -194,6 +199,7 @@ pub fn dead_letter_message(letter: &DeadLetter) -> (String, String) {
         "key_hex": if key.is_none() { letter.key.as_deref().map(hex::encode) } else { None },
         "value": value.as_ref().and_then(|value| value.as_ref().ok()),
         "value_hex": value.as_ref().and_then(|value| value.as_ref().err()),
+        "value_bytes": letter.whole_bytes,
         "headers": letter.headers,
     }));
     (storable(key.unwrap_or(&place)).into_owned(), message)

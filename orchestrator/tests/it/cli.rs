@@ -3,7 +3,9 @@
 mod alerting;
 mod answers;
 mod conforming;
+mod dead_letters;
 mod dev;
+mod operating;
 mod refusals;
 mod running;
 mod tls;
@@ -86,6 +88,13 @@ impl Ended {
             "{words:?} is not in: {}",
             self.stderr
         );
+        self
+    }
+
+    /// It did not say this anywhere.
+    fn never_saying(self, words: &str) -> Ended {
+        let said = format!("{}{}", self.stdout, self.stderr);
+        assert!(!said.contains(words), "{words:?} is in: {said}");
         self
     }
 

@@ -1,5 +1,8 @@
 //! The HTTP interface keeps its promises: starts now, says what is wrong, says how it is.
 
+mod admitting;
+mod operating;
+
 use std::time::Duration;
 
 use chrono::TimeDelta;

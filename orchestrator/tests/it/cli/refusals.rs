@@ -5,12 +5,12 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use lapse::config::Config;
+use lapse::config::{Access, Config, Token};
 use lapse::dev::broker::Broker;
 
 use super::{lapse, lapse_with, run};
 use crate::database::TestDatabase;
-use crate::support::live::{config, free_address, kafka_or_left_out};
+use crate::support::live::{Live, Running, config, free_address, kafka_or_left_out};
 
 /// A file of the test's own, gone with it.
 struct File(PathBuf);
@@ -130,10 +130,103 @@ fn a_property_that_librdkafka_does_not_know_is_refused_by_every_command_without_
 }
 
 #[test]
-fn lapse_listens_on_loopback_only() {
-    run(lapse(&["run", "--set", "http.listen=0.0.0.0:8380"]))
+fn without_tokens_lapse_listens_on_loopback_only() {
+    for elsewhere in ["0.0.0.0:8380", "[::]:8380", "192.0.2.1:8380"] {
+        run(lapse(&[
+            "run",
+            "--set",
+            &format!("http.listen={elsewhere}"),
+        ]))
         .with_code(3)
-        .saying("http.listen is 0.0.0.0:8380");
+        .saying(&format!("http.listen is {elsewhere}"))
+        .saying("lapse token new");
+    }
+    for here in ["127.0.0.1:8380", "127.9.9.9:8380", "[::1]:8380"] {
+        run(lapse(&[
+            "validate",
+            "--set",
+            &format!("http.listen={here}"),
+        ]))
+        .with_code(0);
+    }
+}
+
+#[test]
+fn a_new_token_is_shown_once_and_its_line_is_a_setting() {
+    let new = |args: &[&str]| run(lapse(&[&["token", "new"], args, &["-o", "json"]].concat()));
+    let made = new(&["night-shift"]).with_code(0).object("token-new");
+    let looking = new(&["eye", "--read-only"])
+        .with_code(0)
+        .object("token-new");
+    let (secret, line) = (
+        made["token"].as_str().expect("the secret"),
+        made["setting"].as_str().expect("the line"),
+    );
+    assert!(
+        !line.contains(secret.trim_start_matches("lapse_")),
+        "{line}"
+    );
+    let text = format!(
+        "[http]\nlisten = \"0.0.0.0:8380\"\n[http.tokens]\n{line}\n{}\n",
+        looking["setting"].as_str().expect("the line")
+    );
+    let file = File::new("tokens.toml", &text);
+    run(lapse(&["validate", "--config", file.path()])).with_code(0);
+    let hash = line.split('"').nth(1).expect("quoted");
+    let mut from_environment = lapse(&["validate", "--set", "http.listen=0.0.0.0:8380"]);
+    from_environment.env("LAPSE__HTTP__TOKENS__CI", hash);
+    run(from_environment).with_code(0);
+
+    run(lapse(&[
+        "validate",
+        "--set",
+        &format!("http.tokens.ann={secret}"),
+    ]))
+    .with_code(3)
+    .saying("lapse token new")
+    .never_saying(secret);
+    let twice = [
+        format!("http.tokens.ann={hash}"),
+        format!("http.tokens.bob={hash}"),
+    ];
+    run(lapse(&["validate", "--set", &twice[0], "--set", &twice[1]]))
+        .with_code(3)
+        .saying("http.tokens.bob is the same token");
+    new(&["Two Words"]).with_code(3).saying("Two Words");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_without_the_right_token_is_exit_code_6() {
+    let mut live = Live::in_process().await;
+    let (full, token) = Token::generate(Access::Full).expect("there is randomness");
+    live.config.http.tokens.insert("ann".to_owned(), token);
+    let (eye, token) = Token::generate(Access::ReadOnly).expect("there is randomness");
+    live.config.http.tokens.insert("eye".to_owned(), token);
+    let service = Running::at_once(&live.config).await;
+    let start = ["start", "nonesuch", "--order-id", "o1"];
+
+    run(lapse_with(&live.config, &start))
+        .with_code(6)
+        .saying("a token is needed");
+    run(lapse_with(
+        &live.config,
+        &[&start[..], &["--token", "wrong"]].concat(),
+    ))
+    .with_code(6);
+    run(lapse_with(
+        &live.config,
+        &[&start[..], &["--token", &eye]].concat(),
+    ))
+    .with_code(6);
+    run(lapse_with(
+        &live.config,
+        &[&start[..], &["--token", &full]].concat(),
+    ))
+    .with_code(4);
+    let mut from_environment = lapse_with(&live.config, &start);
+    from_environment.env("LAPSE_TOKEN", &full);
+    run(from_environment).with_code(4);
+    service.stop().await;
 }
 
 /// The refused address says which layer won.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chrono::{Days, TimeDelta, Utc};
+use lapse::store::ops::LetterFilter;
 use serde::Deserialize;
 
 use crate::support::live::{Live, ON_TIME_MS, on_both_brokers};
@@ -78,7 +79,10 @@ async fn every_malformed_record_becomes_one_dead_letter_and_good_orders_around_i
     let letters = until("a dead letter for each", SOON, || async {
         let letters = live
             .ops
-            .dead_letters(1_000)
+            .dead_letters(LetterFilter {
+                limit: 1_000,
+                ..LetterFilter::default()
+            })
             .await
             .expect("the views answer");
         (letters.len() >= corpus.len()).then_some(letters)

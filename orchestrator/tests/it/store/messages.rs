@@ -1,7 +1,7 @@
 //! Messages: outcomes, the outbox, dead letters.
 
 use lapse::store::{DeadLetter, Which};
-use lapse_sagas::Outcome;
+use lapse_sagas::{Outcome, Timestamp};
 use serde_json::{Value, json};
 
 use super::builders::*;
@@ -113,7 +113,9 @@ fn letter(offset: i64, value: &str) -> DeadLetter {
         offset,
         key: Some(b"o-1".to_vec()),
         value: Some(value.as_bytes().to_vec()),
+        whole_bytes: value.len(),
         headers: json!({ "a": "b" }),
+        appended_at: Timestamp::UNIX_EPOCH,
         reason: "not_json".to_owned(),
         detail: "expected value at line 1 column 1".to_owned(),
     }

@@ -1,7 +1,7 @@
 //! People find what they look for.
 
 use lapse::store::Store;
-use lapse::store::ops::{Filter, Find, Ops};
+use lapse::store::ops::{Closing, Filter, Find, LetterFilter, Ops};
 use lapse_sagas::Outcome;
 
 use super::builders::*;
@@ -184,14 +184,53 @@ async fn dead_letters_are_shown_with_their_bytes_whatever_they_are() {
         offset: 42,
         key: None,
         value: Some(vec![b'{', 0, 0xff]),
+        whole_bytes: 3,
+        appended_at: "2026-01-02T03:04:05Z".parse().unwrap(),
         headers: serde_json::json!({}),
         reason: "not_json".to_owned(),
         detail: "control character".to_owned(),
     };
     subject.store.dead_letter(vec![letter]).await.unwrap();
 
-    let rows = Ops::new(subject.db.clone()).dead_letters(10).await.unwrap();
+    let ops = Ops::new(subject.db.clone());
+    let ten = LetterFilter {
+        limit: 10,
+        ..LetterFilter::default()
+    };
+    let rows = ops.dead_letters(ten.clone()).await.unwrap();
 
     assert_eq!((rows[0].offset, rows[0].value_bytes), (42, Some(3)));
     assert_eq!(rows[0].value.as_deref(), Some(r"{\000\377"));
+    assert_eq!((rows[0].state.as_str(), rows[0].is_cut), ("open", false));
+    let one = ops.dead_letter(rows[0].id).await.unwrap().unwrap();
+    assert_eq!(one.raw_value, Some(vec![b'{', 0, 0xff]));
+
+    let discarded = Closing::Discarded {
+        note: "a test's".to_owned(),
+    };
+    let closed = ops.close_letter(rows[0].id, discarded.clone(), "ann").await;
+    assert_eq!(closed.unwrap().as_deref(), Some("discarded"));
+    let again = ops.close_letter(rows[0].id, discarded, "bob").await;
+    assert_eq!(again.unwrap(), None, "only once");
+    let groups = ops.dead_letter_groups(ten).await.unwrap();
+    assert_eq!(
+        (
+            groups[0].reason.as_str(),
+            groups[0].state.as_str(),
+            groups[0].letters
+        ),
+        ("not_json", "discarded", 1)
+    );
+    let counted = ops.letters_by_state().await.unwrap();
+    let counted: Vec<_> = counted
+        .iter()
+        .map(|one| (one.state.as_str(), one.letters))
+        .collect();
+    let expected = [
+        ("discarded", 1),
+        ("open", 0),
+        ("quarantined", 0),
+        ("replayed", 0),
+    ];
+    assert_eq!(counted, expected);
 }
