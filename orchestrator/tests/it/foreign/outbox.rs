@@ -7,6 +7,7 @@ use lapse::foreign::outbox::{After, Outbox, Settings};
 use lapse::kafka::plain::Plain;
 use lapse::kafka::{self, topics};
 use lapse::outbox_relay::OutboxRelay;
+use lapse_sagas::Span;
 use serde_json::Value;
 use sqlx::mysql::MySqlConnectOptions;
 use sqlx::postgres::PgConnectOptions;
@@ -155,6 +156,7 @@ async fn rows_of_a_missing_topic_wait_for_it_and_sent_rows_can_be_kept() {
 async fn kafka(brokers: &str) -> kafka::Settings {
     let settings = kafka::Settings {
         prefix: format!("lapse-test-{}.", uuid::Uuid::now_v7().simple()),
+        buckets: vec![Span::from_secs(5)],
         partitions: 2,
         replication: 1,
         ..kafka::Settings::new(brokers)

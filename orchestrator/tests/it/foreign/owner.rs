@@ -30,7 +30,7 @@ async fn a_large_mysql_table_is_paged_without_gaps_or_repeats_while_rows_change(
     let owner = open(&shop.settings());
 
     let change = async || {
-        let pay = "update t_order set status = 'PAID' where status = 'WAIT_PAY' and order_no like '%7' order by order_no desc limit 60";
+        let pay = "update t_order set status = 'PAID' where status = 'WAIT_PAY' and order_no like '%7' order by order_no desc limit 600";
         sqlx::query(pay).execute(&shop.pool).await.unwrap();
     };
     let seen = pages(&owner, change).await;
@@ -51,7 +51,7 @@ async fn a_large_postgres_table_is_paged_without_gaps_or_repeats_while_rows_chan
 
     let change = async || {
         let pay = "update trade.orders set state = 20 where id in
-                     (select id from trade.orders where state = 10 and id % 10 = 7 order by id desc limit 60)";
+                     (select id from trade.orders where state = 10 and id % 10 = 7 order by id desc limit 600)";
         sqlx::query(pay).execute(&shop.pool).await.unwrap();
     };
     let seen = pages(&owner, change).await;
@@ -218,7 +218,7 @@ fn dues() -> Vec<DateTime<Utc>> {
         .collect()
 }
 
-/// Every page there is; between them `change` changes rows that may not have been seen yet.
+/// Every page there is; between some of them `change` changes rows that may not have been seen yet.
 async fn pages(owner: &SqlOwner, change: impl AsyncFn()) -> Vec<Overdue> {
     let mut seen: Vec<Overdue> = Vec::new();
     loop {
@@ -230,7 +230,9 @@ async fn pages(owner: &SqlOwner, change: impl AsyncFn()) -> Vec<Overdue> {
             return seen;
         }
         seen.extend(page);
-        change().await;
+        if seen.len() % (10 * PAGE as usize) == 0 {
+            change().await;
+        }
     }
 }
 
