@@ -2,6 +2,7 @@
 
 mod alerting;
 mod answers;
+mod container;
 mod dev;
 mod refusals;
 mod running;
