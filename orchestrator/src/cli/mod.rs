@@ -28,6 +28,7 @@ mod look;
 mod migrate;
 mod operate;
 mod outbox_relay;
+mod ready;
 mod run;
 mod shop;
 mod shop_serve;
@@ -78,6 +79,8 @@ enum Command {
     Run(run::Args),
     /// Bring the tables up to this version.
     Migrate,
+    /// Say whether the coordinator of these settings is ready.
+    Ready,
     /// Create or check the topics.
     #[command(subcommand)]
     Topics(topics::Command),
@@ -197,6 +200,7 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Command::Dev(args) => dev::run(context, args).await,
         Command::Run(args) => run::run(context, args).await,
         Command::Migrate => migrate::run(context).await,
+        Command::Ready => ready::run(context).await,
         Command::Topics(command) => topics::run(context, command).await,
         Command::Validate(args) => validate::run(&context, &args),
         Command::Start(args) => start::run(context, args).await,

@@ -336,7 +336,12 @@ mod tests {
         assert_eq!(known("lapse.schedule"), Some(None));
         let retired = Some(Some(Span::from_secs(7 * 60)));
         assert_eq!(known("lapse.delay.7m"), retired);
-        for other in ["schedule", "lapse.outcomes", "lapse.delay.", "other.delay.7m"] {
+        for other in [
+            "schedule",
+            "lapse.outcomes",
+            "lapse.delay.",
+            "other.delay.7m",
+        ] {
             assert_eq!(known(other), None, "{other}");
         }
     }

@@ -3,6 +3,7 @@
 mod alerting;
 mod answers;
 mod conforming;
+mod container;
 mod dead_letters;
 mod dev;
 mod operating;
