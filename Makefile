@@ -1,5 +1,5 @@
 # What one does with Lapse. Each target says in one line what it is for; the work is in scripts/.
-.PHONY: help demo test check crash bench prepare toolchain
+.PHONY: help demo test check contrib crash bench prepare toolchain
 .DEFAULT_GOAL := help
 export SQLX_OFFLINE = true
 
@@ -14,6 +14,9 @@ test: ## every test, on a real PostgreSQL and a real Kafka (ARGS: for cargo test
 
 check: ## format, lints, docs, prepared queries, dependencies, architecture (ARGS: names of single checks)
 	@scripts/check $(ARGS)
+
+contrib: toolchain ## run what contrib/ shows to others: participants and producers in other languages, the outbox (ARGS: a part)
+	@scripts/contrib $(ARGS)
 
 crash: toolchain ## kill everything, again and again, then count what was lost (ORDERS=n SEED=n)
 	@scripts/crash $(ARGS)
