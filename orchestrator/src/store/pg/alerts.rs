@@ -9,9 +9,11 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::messages;
-use crate::store::consequence::{Raised, alert_message, unresolved_alert};
+use crate::store::consequence::{
+    Raised, alert_message, down_alert, down_fingerprint, unresolved_alert,
+};
 use crate::store::db::Db;
-use crate::store::{AlertDue, Error};
+use crate::store::{AlertDue, Error, ParticipantDown};
 
 /// Ends all memberships of the settled sagas, then makes each raised one's saga a member.
 pub async fn change(
@@ -110,6 +112,47 @@ pub async fn unresolved(
     .await
 }
 
+pub async fn participant_down(db: &Db, down: &ParticipantDown) -> Result<(), Error> {
+    let (raised, sagas, seen_at) = (Arc::new(down_alert(down)), down.sagas, down.seen_at);
+    db.tx(move |tx| {
+        let raised = Arc::clone(&raised);
+        Box::pin(async move {
+            sqlx::query_file!(
+                "src/store/pg/participant_down.sql",
+                raised.fingerprint,
+                raised.step,
+                raised.class,
+                raised.message,
+                sagas,
+                seen_at
+            )
+            .execute(tx)
+            .await?;
+            Ok(())
+        })
+    })
+    .await
+}
+
+pub async fn participant_up(db: &Db, participant: &str) -> Result<(), Error> {
+    let fingerprint = down_fingerprint(participant);
+    db.tx(move |tx| {
+        let fingerprint = fingerprint.clone();
+        Box::pin(async move {
+            sqlx::query!(
+                "update lapse.alert
+                 set state = 'resolved', next_send_at = null, sagas = 0, last_at = statement_timestamp()
+                 where fingerprint = $1 and state <> 'resolved'",
+                fingerprint
+            )
+            .execute(tx)
+            .await?;
+            Ok(())
+        })
+    })
+    .await
+}
+
 pub async fn claim(db: &Db, limit: u32) -> Result<Vec<AlertDue>, Error> {
     db.tx(move |tx| {
         Box::pin(async move {
@@ -118,7 +161,7 @@ pub async fn claim(db: &Db, limit: u32) -> Result<Vec<AlertDue>, Error> {
                 .await?;
             let mut due = Vec::new();
             let mut out = Vec::new();
-            for row in claimed {
+            for row in claimed.into_iter().filter(|row| !row.is_over) {
                 let alert = AlertDue {
                     fingerprint: row.fingerprint,
                     definition: row.definition,
