@@ -45,6 +45,7 @@ const QUEUED_FOR: chrono::TimeDelta = chrono::TimeDelta::seconds(2);
 
 /// How often what is queued and can't go yet is looked at again, if no call ends meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const TICK: Duration = Duration::from_millis(1);
 
 /// The participants by the names that definitions use.
 #[derive(Clone, Default)]
@@ -137,11 +138,15 @@ impl Executor {
                 Next::PutBack(step, waits) => {
                     drop(tokio::spawn(Arc::clone(&self).put_back(step, waits)));
                 }
-                Next::Later => tokio::select! {
-                    () = self.work.notified() => {}
-                    () = tokio::time::sleep(LOOK_AGAIN) => {}
-                    () = stop.cancelled() => {}
-                },
+                Next::Later(at) => {
+                    let wait = at.and_then(|at| (at - self.clock.now()).to_std().ok());
+                    let wait = wait.unwrap_or(LOOK_AGAIN).clamp(TICK, LOOK_AGAIN);
+                    tokio::select! {
+                        () = self.work.notified() => {}
+                        () = tokio::time::sleep(wait) => {}
+                        () = stop.cancelled() => {}
+                    }
+                }
                 Next::Nothing => tokio::select! {
                     () = self.work.notified() => {}
                     () = stop.cancelled() => {}

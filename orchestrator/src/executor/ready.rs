@@ -66,8 +66,8 @@ pub enum Next {
     Call(Batch),
     /// Put these back: their participant is left alone.
     PutBack(StepId, Vec<(Saga, Wait)>),
-    /// Something is queued and can't go yet.
-    Later,
+    /// Something is queued and can't go yet; at this time it may, if no call ends before.
+    Later(Option<Timestamp>),
     /// Nothing is queued.
     Nothing,
 }
@@ -180,16 +180,17 @@ impl Ready {
             .filter(|(_, group)| !group.queue.is_empty())
             .map(|(key, _)| key.clone())
             .collect();
+        let mut later = None;
         for key in &queued {
-            let next = self.next_of(key, now);
-            if !matches!(next, Next::Later) {
-                return next;
+            match self.next_of(key, now) {
+                Next::Later(at) => later = later.into_iter().chain(at).min(),
+                next => return next,
             }
         }
         if queued.is_empty() {
             Next::Nothing
         } else {
-            Next::Later
+            Next::Later(later)
         }
     }
 
@@ -221,7 +222,7 @@ impl Ready {
             self.cares.get_mut(&key.participant),
             self.groups.get_mut(key),
         ) else {
-            return Next::Later;
+            return Next::Later(None);
         };
         let is_probe = key.size == SizeClass::Probe;
         if !is_probe && care.is_shut(&key.operation, now) {
@@ -235,7 +236,10 @@ impl Ready {
         }
         // Probes are bounded by their number per second; if they hang, the next one may still find somebody.
         if !is_probe && (group.calls >= slots || care.room() == 0) {
-            return Next::Later;
+            return Next::Later(None);
+        }
+        if let Some(next_at) = care.next_at(now).filter(|_| !is_probe) {
+            return Next::Later(Some(next_at));
         }
         let room = if is_probe { 1 } else { care.room() };
         let size = cap(batch_max, key).min(room);
@@ -245,12 +249,16 @@ impl Ready {
             _ => Purpose::First,
         };
         if purpose == Purpose::Retry && !care.may_retry(now) {
-            return Next::Later;
+            count("lapse_retry_budget_refusals_total", &key.participant);
+            return Next::Later(None);
+        }
+        if is_probe {
+            count("lapse_participant_probes_total", &key.participant);
         }
         let sagas = group.take(size);
         group.calls += 1;
         group.sagas_in_calls += sagas.len();
-        care.began(sagas.len(), now);
+        care.began(sagas.len(), cap(batch_max, key), now);
         Next::Call(Batch {
             key: key.clone(),
             sagas,
@@ -285,6 +293,10 @@ impl Group {
             .map(|(_, saga)| saga)
             .collect()
     }
+}
+
+fn count(counter: &'static str, participant: &str) {
+    metrics::counter!(counter, "participant" => participant.to_owned()).increment(1);
 }
 
 fn is_retry(saga: &Saga, key: &GroupKey) -> bool {

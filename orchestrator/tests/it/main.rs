@@ -8,6 +8,7 @@ mod database;
 mod executor;
 mod http;
 mod kafka;
+mod outage;
 mod simulation;
 mod store;
 mod support;

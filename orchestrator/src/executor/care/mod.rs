@@ -12,6 +12,11 @@
 mod breaker;
 mod budget;
 mod limit;
+mod pace;
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -22,6 +27,7 @@ use lapse_sagas::{SagaId, Timestamp};
 use self::breaker::Breaker;
 use self::budget::Budget;
 use self::limit::Limit;
+use self::pace::Pace;
 use crate::store::ParticipantDown;
 
 pub use self::breaker::{Fault, Open};
@@ -139,6 +145,9 @@ pub struct Care {
     operations: BTreeMap<String, Breaker>,
     limit: Limit,
     limited_since: Timestamp,
+    pace: Pace,
+    /// Until then what waited for it comes.
+    recovers_until: Timestamp,
     budget: Budget,
     left_alone_until: Timestamp,
     heard_at: Timestamp,
@@ -155,6 +164,8 @@ impl Care {
             operations: BTreeMap::new(),
             limit: Limit::new(full),
             limited_since: Timestamp::MIN_UTC,
+            pace: Pace::default(),
+            recovers_until: Timestamp::MIN_UTC,
             budget: Budget::new(),
             left_alone_until: Timestamp::MIN_UTC,
             heard_at: Timestamp::MIN_UTC,
@@ -243,8 +254,19 @@ impl Care {
         Some(now + spread(saga, within((now - self.limited_since) / 4, QUEUES)))
     }
 
-    /// A call of so many commands begins.
-    pub fn began(&mut self, commands: usize, now: Timestamp) {
+    /// Before this no call may begin; probes aside.
+    pub fn next_at(&self, now: Timestamp) -> Option<Timestamp> {
+        let next_at = self.pace.next_at()?;
+        (now < self.recovers_until && now < next_at).then_some(next_at)
+    }
+
+    /// A call of so many commands begins, of at most `batch_max`.
+    pub fn began(&mut self, commands: usize, batch_max: usize, now: Timestamp) {
+        if now < self.recovers_until {
+            self.pace.paced(batch_max, now);
+        } else if self.level() == 0 {
+            self.pace.usual(commands, now);
+        }
         if self.limit.in_flight() == 0 && now - self.heard_at > REMEMBERED {
             self.limit.forget();
         }
@@ -365,11 +387,14 @@ impl Care {
     }
 
     fn close(&mut self, operation: &str, now: Timestamp) {
+        let since = self.breaker.open().map_or(now, |open| open.since);
         let whole = self.breaker.close();
         let own = self.operations.remove(operation).is_some();
         if whole {
             self.limit.slow_start(now);
             self.limited_since = now;
+            // All that waits has looked again by then, and some of it a second time.
+            self.recovers_until = now + within((now - since) / 4, WAITS) + QUEUES.1;
         }
         if (whole || own) && !self.is_open() {
             self.told = Told::NotYetUp;
