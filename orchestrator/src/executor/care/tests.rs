@@ -13,7 +13,7 @@ fn at(ms: i64) -> Timestamp {
 }
 
 fn saga(n: u128) -> SagaId {
-    SagaId(Uuid::from_u128(n * 97))
+    SagaId(Uuid::from_u128(n * 40_503))
 }
 
 /// A participant and the calls made to it.
