@@ -96,6 +96,7 @@ fn describe() {
         "lapse_call_duration_seconds",
         "Calls to participants, by participant and operation."
     );
+    crate::executor::describe_health();
     describe_gauge!("lapse_sagas_held", "Sagas in the hand of this coordinator.");
     describe_counter!(
         "lapse_takeovers_total",

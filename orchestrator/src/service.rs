@@ -7,10 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use lapse_participants::fault::Faulty;
-use lapse_participants::kit::{CallError, OrderOwner, Participant};
-use lapse_participants::order::Orders;
-use lapse_participants::stock::Stock;
 use lapse_sagas::Definition;
 use metrics_exporter_prometheus::PrometheusHandle;
 use sqlx::postgres::{PgConnectOptions, PgPool};
@@ -26,7 +22,6 @@ use crate::coordinator::{Coordinator, DRAIN_WITHIN, Parts};
 use crate::definitions::Definitions;
 use crate::executor::Participants;
 use crate::feed::Feed;
-use crate::foreign::SqlOwner;
 use crate::http;
 use crate::intake;
 use crate::kafka::{KafkaBus, KafkaFeed};

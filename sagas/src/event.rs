@@ -50,6 +50,12 @@ pub enum Event {
         /// Which active step.
         step: StepId,
     },
+    /// The same, of a saga that goes ahead alone to find out whether its participant answers again: without an answer
+    /// it may have been applied, and the saga waits on at no attempt.
+    Probing {
+        /// Which active step.
+        step: StepId,
+    },
     /// The command could not be tried at all (lock time-out, breaker open): wait, at no attempt.
     Deferred {
         /// Which active step.
@@ -117,7 +123,8 @@ pub enum Effect {
 /// One line of a saga's history.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Entry {
-    /// What happened: `started`, `replied`, `postponed`, `timed_out`, `taken_over`, `deferred`, `cause_raised`, `retried`, `resolved`.
+    /// What happened: `started`, `replied`, `postponed`, `timed_out`, `taken_over`, `deferred`, `probed`, `cause_raised`,
+    /// `retried`, `resolved`.
     pub kind: String,
     /// The step, if it was about one.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -182,6 +182,9 @@ pub struct Active {
     /// The last error, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// It was sent to find out whether its participant answers again; only while it is under way.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub probe: bool,
     /// A higher cause came while the command was under way.
     #[serde(default, skip_serializing_if = "is_false")]
     pub hurried: bool,
@@ -320,6 +323,7 @@ impl State {
                 first_sent_at: None,
                 deferred_since: None,
                 error: None,
+                probe: false,
                 hurried: false,
             },
         );

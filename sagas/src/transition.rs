@@ -5,10 +5,11 @@
 //! wait in `delay`. Never: decides what time it is.
 //!
 //! ```text
-//!  Taken ──Sending──► Sent ──Replied──► (settled: next step | skipped | compensating | …)
-//!    ▲ │                │  └─not_due──► Postponed ─┐
-//!    │ └─Deferred, Queued─► Deferred ─┐  └─failed, unknown─► Retrying ─┐
-//!    └────────────Due─────────────────┴────────────────────────────────┘     Due on Taken: take-over; Due on Sent: unknown
+//!  Taken ──Sending, Probing──► Sent ──Replied──► (settled: next step | skipped | compensating | …)
+//!    ▲ │                         │  └─not_due──► Postponed ─┐
+//!    │ └─Deferred, Queued──────────┴─► Deferred ─┐  └─failed, unknown─► Retrying ─┐
+//!    └────────────Due────────────────────────────┴────────────────────────────────┘
+//!  Due on Taken: take-over. Due on Sent: unknown. Unknown of a probe: Deferred, at no attempt.
 //! ```
 
 use chrono::TimeDelta;
@@ -28,6 +29,8 @@ mod recovery;
 pub const TAKEN_FOR: TimeDelta = TimeDelta::seconds(10);
 /// So many take-overs without an outcome in between are a crash loop: the saga parks.
 pub const MAX_TAKEOVERS: u32 = 10;
+/// How long a saga that went ahead as a probe and had no answer waits before it is looked at again.
+pub const PROBED_FOR: TimeDelta = TimeDelta::seconds(5);
 /// Added to a step's time-out before a missing reply counts as unknown.
 pub const REPLY_GRACE: TimeDelta = TimeDelta::seconds(1);
 
@@ -50,6 +53,7 @@ pub fn transition(
     match event {
         Event::Due => change.due(),
         Event::Sending { step } => change.sending(&step),
+        Event::Probing { step } => change.probing(&step),
         Event::Deferred { step, until, error } => change.deferred(&step, until, error),
         Event::Queued { step, until } => change.queued(&step, until),
         Event::Replied {
@@ -148,7 +152,14 @@ impl Change<'_> {
             active.phase = Phase::Sent;
             active.wake_at = wake_at;
             active.first_sent_at.get_or_insert(now);
+            active.probe = false;
         });
+        Ok(())
+    }
+
+    fn probing(&mut self, step: &StepId) -> Changed {
+        self.sending(step)?;
+        self.with_active(step, |active| active.probe = true);
         Ok(())
     }
 
@@ -157,26 +168,41 @@ impl Change<'_> {
         if !matches!(active.phase, Phase::Taken | Phase::Sent) {
             return Err(self.illegal("deferring what is not in hand"));
         }
-        let since = active.deferred_since.unwrap_or(self.now);
-        let patience_ends = since + self.definition.body.patience.delta();
-        if self.now >= patience_ends {
-            self.exhausted(step, active.direction, &error);
-        } else {
-            let wake_at = until.clamp(self.now, patience_ends);
-            self.with_active(step, |active| {
-                active.phase = Phase::Deferred;
-                active.wake_at = wake_at;
-                active.deferred_since = Some(since);
-                active.error = Some(error.clone());
-            });
-        }
+        let goes_on = self.wait_on(step, &active, until, &error);
         // Waiting on is not worth a line every two seconds; that it began and how it ended is.
-        let goes_on = self.now < patience_ends;
         if active.deferred_since.is_none() || !goes_on {
             let detail = json!({ "error": error, "wake_at": self.wake_at(step) });
             self.note("deferred", step, &active, detail);
         }
         Ok(())
+    }
+
+    /// Waits at no attempt, or is exhausted: false, once it has waited for all of the definition's patience.
+    fn wait_on(&mut self, step: &StepId, active: &Active, until: Timestamp, error: &str) -> bool {
+        let since = active.deferred_since.unwrap_or(self.now);
+        let patience_ends = since + self.definition.body.patience.delta();
+        if self.now >= patience_ends {
+            self.exhausted(step, active.direction, error);
+            return false;
+        }
+        let wake_at = until.clamp(self.now, patience_ends);
+        self.with_active(step, |active| {
+            active.phase = Phase::Deferred;
+            active.wake_at = wake_at;
+            active.deferred_since = Some(since);
+            active.error = Some(error.to_owned());
+            active.probe = false;
+        });
+        true
+    }
+
+    /// A probe that had no answer: it may have been applied, and nobody knows yet whether its participant is there.
+    fn unproven(&mut self, step: &StepId, probe: &Active, error: &str) {
+        self.mark_maybe_applied(step, probe.direction);
+        self.with_active(step, |active| active.takeovers = 0);
+        self.wait_on(step, probe, self.now + PROBED_FOR, error);
+        let detail = json!({ "error": error, "wake_at": self.wake_at(step) });
+        self.note("probed", step, probe, detail);
     }
 
     fn queued(&mut self, step: &StepId, until: Timestamp) -> Changed {
@@ -313,6 +339,7 @@ impl Change<'_> {
             active.phase = phase;
             active.wake_at = wake_at;
             active.hurried = false;
+            active.probe = false;
             active.postponements += 1;
             active.takeovers = 0;
             active.deferred_since = None;
@@ -331,6 +358,9 @@ impl Change<'_> {
     fn unanswered(&mut self, step: &StepId, answered: Active, kind: &str, outcome: Outcome) {
         let error = outcome.error().unwrap_or_default().to_owned();
         if matches!(outcome, Outcome::Unknown { .. }) {
+            if answered.probe {
+                return self.unproven(step, &answered, &error);
+            }
             self.mark_maybe_applied(step, answered.direction);
         }
         let retries = &self.step(step).retries;
@@ -346,6 +376,7 @@ impl Change<'_> {
                 active.takeovers = 0;
                 active.deferred_since = None;
                 active.error = Some(error.clone());
+                active.probe = false;
             });
             self.effects.push(Effect::Count(Counter::Retried));
         }

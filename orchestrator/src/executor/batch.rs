@@ -11,19 +11,19 @@ use chrono::TimeDelta;
 use lapse_participants::kit::{CallError, Command, Participant, Reply, deadline};
 use lapse_sagas::definition::Call;
 use lapse_sagas::{
-    Active, CommandId, Definition, Direction, Event, Outcome, Phase, StepId, transition,
+    Active, CommandId, Definition, Direction, Event, Outcome, Phase, StepId, Timestamp, transition,
 };
 use tracing::{Instrument, info_span, warn};
 
+use super::care::{self, Purpose};
 use super::ready::{Batch, GroupKey};
-use super::{Executor, FRESH_FOR, command};
+use super::{Executor, FRESH_FOR, command, health};
 use crate::store::{Move, Moved, Saga};
 
 /// So often is the same batch repeated after a deadlock, within the step's time-out, before it is treated like a lock time-out.
 const SERIALIZATION_RETRIES: u32 = 5;
-/// How long a command waits that could not get its locks, or whose participant is not set up.
-pub(super) const LOCKED_FOR: TimeDelta = TimeDelta::seconds(1);
-const MISCONFIGURED_FOR: TimeDelta = TimeDelta::seconds(5);
+/// How long a command waits that could not get its locks.
+const LOCKED_FOR: TimeDelta = TimeDelta::seconds(1);
 
 /// A saga and what happened to it.
 pub(super) struct Answered {
@@ -38,6 +38,7 @@ pub(super) struct Context<'a> {
     pub(super) executor: &'a Arc<Executor>,
     definition: Arc<Definition>,
     key: GroupKey,
+    purpose: Purpose,
     pub(super) call: Call,
     participant: Arc<dyn Participant>,
     pub(super) timeout: Duration,
@@ -47,7 +48,7 @@ pub(super) struct Context<'a> {
 pub(super) async fn run(executor: &Arc<Executor>, batch: Batch) {
     let span = info_span!("batch", step = %batch.key.step, direction = %batch.key.direction, sagas = batch.sagas.len());
     async {
-        let Some(context) = context(executor, &batch.key) else {
+        let Some(context) = context(executor, &batch) else {
             return;
         };
         let mut halves: Vec<Vec<Saga>> = Vec::new();
@@ -59,7 +60,8 @@ pub(super) async fn run(executor: &Arc<Executor>, batch: Batch) {
             if !part.is_empty() {
                 match context.call(&part).await {
                     Called::Answered(events) => {
-                        executor.submit(executor.record(answered(part, events)).await)
+                        executor.submit(executor.record(answered(part, events)).await);
+                        executor.tell(&context.key.participant).await;
                     }
                     Called::Halve => {
                         let second = part.split_off(part.len() / 2);
@@ -80,7 +82,8 @@ pub(super) async fn run(executor: &Arc<Executor>, batch: Batch) {
 }
 
 /// What is needed for the call; without it the rows' wake-up times bring them back.
-fn context<'a>(executor: &'a Arc<Executor>, key: &GroupKey) -> Option<Context<'a>> {
+fn context<'a>(executor: &'a Arc<Executor>, batch: &Batch) -> Option<Context<'a>> {
+    let key = &batch.key;
     let definition = executor.definitions.get(&key.definition)?;
     let step = definition.step(&key.step)?;
     let call = step.call(key.direction)?.clone();
@@ -95,6 +98,7 @@ fn context<'a>(executor: &'a Arc<Executor>, key: &GroupKey) -> Option<Context<'a
         executor,
         definition,
         key: key.clone(),
+        purpose: batch.purpose,
         call,
         participant,
         timeout,
@@ -150,7 +154,7 @@ impl Context<'_> {
         }
     }
 
-    fn is_fresh(&self, saga: &Saga, now: lapse_sagas::Timestamp) -> bool {
+    fn is_fresh(&self, saga: &Saga, now: Timestamp) -> bool {
         let grace = TimeDelta::from_std(self.timeout).unwrap_or(TimeDelta::MAX)
             + lapse_sagas::transition::REPLY_GRACE;
         self.active(saga).is_some_and(|active| {
@@ -158,9 +162,11 @@ impl Context<'_> {
         })
     }
 
-    fn sending(&self, saga: Saga, now: lapse_sagas::Timestamp) -> Option<Move> {
-        let event = Event::Sending {
-            step: self.key.step.clone(),
+    fn sending(&self, saga: Saga, now: Timestamp) -> Option<Move> {
+        let step = self.key.step.clone();
+        let event = match self.purpose {
+            Purpose::Probe => Event::Probing { step },
+            Purpose::First | Purpose::Retry => Event::Sending { step },
         };
         let (state, effects) = transition(&self.definition, saga.state.clone(), event, now).ok()?;
         Some(Move {
@@ -173,6 +179,7 @@ impl Context<'_> {
     /// One call and what it means for each saga.
     async fn call(&self, sagas: &[Saga]) -> Called {
         let commands: Vec<Command> = sagas.iter().filter_map(|saga| self.command(saga)).collect();
+        let sent_at = self.executor.clock.now();
         let began = std::time::Instant::now();
         let result = deadline::within(self.timeout, self.call_undisturbed(&commands))
             .await
@@ -183,6 +190,7 @@ impl Context<'_> {
         metrics::histogram!("lapse_call_duration_seconds", "participant" => self.call.participant.clone(),
             "operation" => self.call.operation.clone())
         .record(began.elapsed().as_secs_f64());
+        self.hear(sagas, &result, sent_at);
         match result {
             Ok(replies) => Called::Answered(self.events(sagas, replies)),
             Err(CallError::Partly { replies, rest }) => {
@@ -196,15 +204,13 @@ impl Context<'_> {
                 },
             )),
             Err(error @ (CallError::Locked(_) | CallError::Serialization(_))) => {
-                Called::Answered(self.deferred(sagas, LOCKED_FOR, &error))
+                Called::Answered(self.locked(sagas, &error))
             }
-            Err(error @ CallError::Configuration(_)) => {
-                tracing::error!(%error, participant = self.call.participant, operation = self.call.operation, "participant is not set up");
-                Called::Answered(self.deferred(sagas, MISCONFIGURED_FOR, &error))
-            }
-            Err(error @ (CallError::Busy { .. } | CallError::Unreachable(_))) => {
-                Called::Answered(self.deferred(sagas, LOCKED_FOR, &error))
-            }
+            Err(
+                error @ (CallError::Configuration(_)
+                | CallError::Busy { .. }
+                | CallError::Unreachable(_)),
+            ) => Called::Answered(self.not_applied(sagas, &error)),
             Err(CallError::Unanswered { error, .. } | CallError::Unknown(error)) => {
                 Called::Answered(self.all(sagas, &Outcome::Unknown { error }))
             }
@@ -268,7 +274,7 @@ impl Context<'_> {
         };
         let told: Vec<Saga> = sagas.iter().filter(is_answered).cloned().collect();
         let mut told = self.events(&told, replies).into_iter();
-        let mut held = self.deferred(sagas, LOCKED_FOR, rest).into_iter();
+        let mut held = self.not_applied(sagas, rest).into_iter();
         let event = |saga: &Saga| {
             let held = held.next();
             if is_answered(&saga) {
@@ -287,19 +293,44 @@ impl Context<'_> {
             .collect()
     }
 
-    pub(super) fn deferred(
-        &self,
-        sagas: &[Saga],
-        wait: TimeDelta,
-        error: &CallError,
-    ) -> Vec<Event> {
-        let until = self.executor.clock.now() + wait;
-        let event = Event::Deferred {
+    fn locked(&self, sagas: &[Saga], error: &CallError) -> Vec<Event> {
+        let until = self.executor.clock.now() + LOCKED_FOR;
+        sagas.iter().map(|_| self.deferred(until, error)).collect()
+    }
+
+    /// Nothing was applied, and none of the commands can help it: again when the participant may be called.
+    pub(super) fn not_applied(&self, sagas: &[Saga], error: &CallError) -> Vec<Event> {
+        let now = self.executor.clock.now();
+        let mut ready = self.executor.lock();
+        let care = ready.care(&self.key.participant);
+        sagas
+            .iter()
+            .map(|saga| self.deferred(care.again_at(&self.key.operation, saga.id, now), error))
+            .collect()
+    }
+
+    pub(super) fn deferred(&self, until: Timestamp, error: &CallError) -> Event {
+        Event::Deferred {
             step: self.key.step.clone(),
             until,
             error: error.to_string(),
+        }
+    }
+
+    /// The participant's care hears of every call; what it makes of it is for the calls to come.
+    fn hear(&self, sagas: &[Saga], result: &Result<Vec<Reply>, CallError>, sent_at: Timestamp) {
+        let ids: Vec<_> = sagas.iter().map(|saga| saga.id).collect();
+        let call = care::Call {
+            operation: &self.key.operation,
+            sagas: &ids,
+            sent_at,
+            purpose: self.purpose,
         };
-        sagas.iter().map(|_| event.clone()).collect()
+        let now = self.executor.clock.now();
+        let mut ready = self.executor.lock();
+        ready
+            .care(&self.key.participant)
+            .heard(&call, health::verdict(result), now);
     }
 
     fn replied(&self, saga: &Saga, outcome: Outcome) -> Event {

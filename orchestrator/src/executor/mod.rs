@@ -5,7 +5,8 @@
 //!                                       └─► Kafka … replies ─► settled under the row's lock ─┘
 //! ```
 //! Relies on the store's fence: a saga that somebody else moved is dropped from memory here and now. Never: keeps
-//! a timer; retries, missing replies, postponements and crashes all come back through [`Executor::claim`].
+//! a timer; retries, missing replies, postponements and crashes all come back through [`Executor::claim`]. How much a
+//! participant is called is up to its [`care::Care`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,14 +28,18 @@ use crate::definitions::Definitions;
 use crate::store::{self, Decision, Saga, Start, Started, Store, Which};
 
 mod batch;
+mod care;
 mod command;
+mod health;
 mod queued;
 mod ready;
 mod record;
 mod replies;
 
+use care::{Entry, Wait};
+pub use health::describe as describe_health;
 pub use queued::Queued;
-use ready::{Batch, Ready};
+use ready::{Batch, Next, Ready};
 pub use ready::{GroupKey, SizeClass};
 pub use replies::Replies;
 
@@ -44,12 +49,17 @@ const FRESH_FOR: chrono::TimeDelta = chrono::TimeDelta::milliseconds(250);
 /// How long a step waits in the table for its turn.
 const QUEUED_FOR: chrono::TimeDelta = chrono::TimeDelta::seconds(2);
 
+/// How often what is queued and can't go yet is looked at again, if no call ends meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const TICK: Duration = Duration::from_millis(1);
+
 /// The participants by the names that definitions use.
 #[derive(Clone, Default)]
 pub struct Participants {
     /// Who does operations.
     pub operations: HashMap<String, Arc<dyn Participant>>,
-    /// Who gets commands over Kafka and answers there, some time.
+    /// Who gets commands over Kafka and answers there, some time: a reply that the poll misses is theirs to miss. With the
+    /// others it is their coordinator's, which is gone or slow.
     pub queued: Queued,
     /// Who owns orders.
     pub owners: HashMap<String, Arc<dyn OrderOwner>>,
@@ -134,10 +144,22 @@ impl Executor {
     /// Starts calls as their slots become free, until stopped.
     pub async fn run(self: Arc<Self>, stop: &CancellationToken) {
         while !stop.is_cancelled() {
-            let next = self.lock().pop();
+            let next = self.lock().next(self.clock.now());
             match next {
-                Some(batch) => drop(tokio::spawn(Arc::clone(&self).run_batch(batch))),
-                None => tokio::select! {
+                Next::Call(batch) => drop(tokio::spawn(Arc::clone(&self).run_batch(batch))),
+                Next::PutBack(step, waits) => {
+                    drop(tokio::spawn(Arc::clone(&self).put_back(step, waits)));
+                }
+                Next::Later(at) => {
+                    let wait = at.and_then(|at| (at - self.clock.now()).to_std().ok());
+                    let wait = wait.unwrap_or(LOOK_AGAIN).clamp(TICK, LOOK_AGAIN);
+                    tokio::select! {
+                        () = self.work.notified() => {}
+                        () = tokio::time::sleep(wait) => {}
+                        () = stop.cancelled() => {}
+                    }
+                }
+                Next::Nothing => tokio::select! {
                     () = self.work.notified() => {}
                     () = stop.cancelled() => {}
                 },
@@ -147,15 +169,11 @@ impl Executor {
 
     /// How many sagas a new start of this definition may bring now.
     pub fn room(&self, definition: &Definition) -> usize {
-        let key = GroupKey {
-            definition: definition.hash.clone(),
-            step: definition.first_step().clone(),
-            direction: Direction::Do,
-            size: SizeClass::Whole,
-        };
+        let step = definition.first_step();
+        let key = group(definition, step, Direction::Do, SizeClass::Whole);
         let ready = self.lock();
         ready
-            .room(&key)
+            .room(&key, self.clock.now())
             .min(self.settings.held_max.saturating_sub(ready.held()))
     }
 
@@ -182,7 +200,18 @@ impl Executor {
         let (now, promised) = (self.clock.now(), Promised::default());
         let on_its_way = |mut start: Start| {
             if let Some(definition) = self.definitions.get(&start.definition) {
-                (start.state, _) = self.go_on(&definition, start.state, now, &promised, Vec::new());
+                (start.state, _) = self.go_on(
+                    &definition,
+                    start.state,
+                    now,
+                    &promised,
+                    Vec::new(),
+                    // Its history has no place yet for why it waits; that is told when it first looks again.
+                    |step, wait| Event::Queued {
+                        step,
+                        until: wait.until,
+                    },
+                );
             }
             start
         };
@@ -242,6 +271,7 @@ impl Executor {
                 .filter(|revised| revised.moved)
                 .map(|revised| revised.saga),
         );
+        self.tell_all().await;
         let unknown: Vec<_> = unknown
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -357,7 +387,9 @@ impl Executor {
         match transition(definition, saga.state.clone(), Event::Due, now) {
             Ok((state, effects)) => {
                 observe(saga, &effects, now);
-                let (state, effects) = self.go_on(definition, state, now, promised, effects);
+                self.missed(definition, saga, now);
+                let (state, effects) =
+                    self.go_on(definition, state, now, promised, effects, deferred);
                 Decision::Move(state, effects)
             }
             Err(Refused::Unchanged) => Decision::Leave,
@@ -369,7 +401,8 @@ impl Executor {
     }
 
     /// Every step that is now taken is sent with the same commit if its call can start at once, stays taken if its
-    /// turn comes within seconds, and goes back to the table otherwise.
+    /// turn comes within seconds, and goes back to the table otherwise; where its participant is left alone, as
+    /// `put_off` says.
     fn go_on(
         &self,
         definition: &Definition,
@@ -377,25 +410,23 @@ impl Executor {
         now: Timestamp,
         promised: &Promised,
         mut effects: Vec<Effect>,
+        put_off: fn(StepId, Wait) -> Event,
     ) -> (State, Vec<Effect>) {
         let saga_id = state.saga_id;
         for step in in_hand(&state) {
             let key = key_of(definition, &state, &step);
-            let before = promised.to_others(&key, saga_id);
-            let (is_free, has_room) = {
-                let ready = self.lock();
-                (ready.has_free_slot(&key, before), ready.room(&key) > before)
-            };
-            if is_free || has_room {
-                promised.promise(key, saga_id);
-            }
-            let event = if is_free {
-                Event::Sending { step }
-            } else if has_room {
-                continue;
-            } else {
-                let until = now + QUEUED_FOR;
-                Event::Queued { step, until }
+            let entry = self.lock().admit(&key, saga_id, now);
+            let event = match entry {
+                Entry::Probe => Event::Probing { step },
+                Entry::Wait(wait) => {
+                    count_put_back(&key.participant, "left_alone");
+                    put_off(step, wait)
+                }
+                Entry::Free => match self.turn(&key, saga_id, now, promised) {
+                    Turn::Now => Event::Sending { step },
+                    Turn::Soon => continue,
+                    Turn::At(until) => Event::Queued { step, until },
+                },
             };
             match transition(definition, state.clone(), event, now) {
                 Ok((next, more)) => {
@@ -408,6 +439,33 @@ impl Executor {
         (state, effects)
     }
 
+    fn turn(&self, key: &GroupKey, saga: SagaId, now: Timestamp, promised: &Promised) -> Turn {
+        let before = promised.to_others(key, saga);
+        let ready = self.lock();
+        let turn = if ready.has_free_slot(key, before, now) {
+            Turn::Now
+        } else if ready.room(key, now) > before {
+            Turn::Soon
+        } else {
+            count_put_back(&key.participant, "no_room");
+            let turn_at = ready.turn_at(key, saga, now);
+            return Turn::At(turn_at.unwrap_or(now + QUEUED_FOR));
+        };
+        drop(ready);
+        promised.promise(key.clone(), saga);
+        turn
+    }
+
+    /// Back to the table, at no attempt: the participant is left alone.
+    async fn put_back(self: Arc<Self>, step: StepId, waits: Vec<(Saga, Wait)>) {
+        let put_back = waits.into_iter().map(|(saga, wait)| batch::Answered {
+            saga,
+            event: deferred(step.clone(), wait),
+        });
+        let in_hand = self.record(put_back.collect()).await;
+        self.submit(in_hand);
+    }
+
     async fn run_batch(self: Arc<Self>, batch: Batch) {
         let _slot = Slot::new(Arc::clone(&self), &batch);
         batch::run(&self, batch).await;
@@ -416,6 +474,13 @@ impl Executor {
     fn lock(&self) -> std::sync::MutexGuard<'_, Ready> {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// When a step that is taken can be sent.
+enum Turn {
+    Now,
+    Soon,
+    At(Timestamp),
 }
 
 /// Places that sagas of one transaction were given and will take once it is committed: without this, each of them would
@@ -459,9 +524,10 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.executor
-            .lock()
-            .finished(&self.key, self.sagas, self.began.elapsed());
+        let mut ready = self.executor.lock();
+        ready.finished(&self.key, self.sagas, self.began.elapsed());
+        health::show(&self.key.participant, ready.care(&self.key.participant));
+        drop(ready);
         self.executor.work.notify_one();
         self.executor.progress.notify_waiters();
     }
@@ -508,6 +574,20 @@ fn in_hand(state: &State) -> Vec<StepId> {
         .collect()
 }
 
+fn deferred(step: StepId, wait: Wait) -> Event {
+    Event::Deferred {
+        step,
+        until: wait.until,
+        error: wait.why,
+    }
+}
+
+fn count_put_back(participant: &str, reason: &'static str) {
+    metrics::counter!("lapse_participant_put_back_total", "participant" => participant.to_owned(),
+        "reason" => reason)
+    .increment(1);
+}
+
 fn key_of(definition: &Definition, state: &State, step: &StepId) -> GroupKey {
     let active = state.active.get(step);
     let direction = active.map_or(Direction::Do, |active| active.direction);
@@ -522,16 +602,32 @@ fn key_of(definition: &Definition, state: &State, step: &StepId) -> GroupKey {
         .step(step)
         .is_some_and(|step| attempt > step.retries.max);
     let size = match attempt {
+        _ if active.is_some_and(|active| active.probe) => SizeClass::Probe,
         0 | 1 => SizeClass::Whole,
         _ if !unanswered => SizeClass::Whole,
         _ if is_last => SizeClass::Alone,
         2 => SizeClass::Few,
         _ => SizeClass::Alone,
     };
+    group(definition, step, direction, size)
+}
+
+fn group(
+    definition: &Definition,
+    step: &StepId,
+    direction: Direction,
+    size: SizeClass,
+) -> GroupKey {
+    let call = definition.step(step).and_then(|step| step.call(direction));
+    let (participant, operation) = call.map_or_else(Default::default, |call| {
+        (call.participant.clone(), call.operation.clone())
+    });
     GroupKey {
         definition: definition.hash.clone(),
         step: step.clone(),
         direction,
         size,
+        participant,
+        operation,
     }
 }

@@ -71,7 +71,8 @@ impl Context<'_> {
             return;
         }
         let error = CallError::Unreachable("kafka did not take the command".to_owned());
-        let events = self.deferred(&not_sent, NOT_SENT_FOR, &error);
+        let until = self.executor.clock.now() + NOT_SENT_FOR;
+        let events = vec![self.deferred(until, &error); not_sent.len()];
         let answered = batch::answered(not_sent, events);
         self.executor.submit(self.executor.record(answered).await);
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use lapse_sagas::{CommandId, Event, SagaId, Timestamp, transition};
 use tracing::{debug, error, warn};
 
-use super::{Executor, Promised, batch, observe};
+use super::{Executor, Promised, batch, deferred, observe};
 use crate::store::{self, Decision, Move, Moved, Saga, StaleReply, Which};
 
 impl Executor {
@@ -35,8 +35,12 @@ impl Executor {
                 now,
             ) {
                 Ok((state, effects)) => {
-                    let (state, effects) = self.go_on(&definition, state, now, &promised, effects);
-                    replies.insert(answer.saga.id, Reply::to(&answer.saga, answer.event));
+                    let (state, effects) =
+                        self.go_on(&definition, state, now, &promised, effects, deferred);
+                    // A deferral says something of the row it was made for, and nothing of what it is now.
+                    if let Event::Replied { .. } = answer.event {
+                        replies.insert(answer.saga.id, Reply::to(&answer.saga, answer.event));
+                    }
                     moves.push(Move {
                         saga: answer.saga,
                         state,
@@ -137,7 +141,9 @@ impl Executor {
         match transition(&definition, saga.state.clone(), event.clone(), now) {
             Ok((state, effects)) => {
                 observe(saga, &effects, now);
-                let (state, effects) = self.go_on(&definition, state, now, promised, effects);
+                self.heard_later(&definition, event, now);
+                let (state, effects) =
+                    self.go_on(&definition, state, now, promised, effects, deferred);
                 Decision::Move(state, effects)
             }
             Err(why) => stale(event, &why.to_string()),

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::history::Line;
 use super::text::{json_text, storable};
-use super::{AlertDue, DeadLetter, Move};
+use super::{AlertDue, DeadLetter, Move, ParticipantDown};
 
 /// Everything that is stored beside the row, if the row passes the fence.
 #[derive(Debug, Default)]
@@ -34,9 +34,9 @@ pub struct Raised {
     pub fingerprint: String,
     /// Name of the definition.
     pub definition: String,
-    /// The step; empty where it is about the whole saga.
+    /// The step; empty where it is about the whole saga; the participant where it is about that.
     pub step: String,
-    /// `compensated`, `parked`, `continued`, `unresolved`.
+    /// `compensated`, `parked`, `continued`, `unresolved`, `participant_down`.
     pub kind: String,
     /// Error class.
     pub class: String,
@@ -229,3 +229,23 @@ pub fn unresolved_alert(definition: &str, saga_id: SagaId, overdue: &Overdue) ->
     );
     Raised::new(definition, "", "unresolved", "unresolved", &message)
 }
+
+/// The alert for a participant that does not answer. One, whatever the error's class.
+pub fn down_alert(down: &ParticipantDown) -> Raised {
+    Raised {
+        fingerprint: down_fingerprint(&down.participant),
+        class: down.class.clone(),
+        ..Raised::new("", &down.participant, PARTICIPANT_DOWN, "", &down.message)
+    }
+}
+
+/// The fingerprint of a participant's alert.
+pub fn down_fingerprint(participant: &str) -> String {
+    fingerprint("", participant, PARTICIPANT_DOWN, "")
+}
+
+/// Its kind.
+pub const PARTICIPANT_DOWN: &str = "participant_down";
+/// Nobody has said for so long that it still holds: whoever raised it is gone. As in `claim_alerts.sql` and
+/// `participant_down.sql`.
+pub const DOWN_HOLDS_FOR: chrono::TimeDelta = chrono::TimeDelta::minutes(10);

@@ -16,8 +16,8 @@ use self::tables::Tables;
 use super::consequence::unresolved_alert;
 use super::history::Line;
 use super::{
-    ActiveSet, AlertDue, DeadLetter, Decide, Error, Move, Moved, OutboxMessage, Revised, Saga,
-    StaleReply, Standing, Start, Started, Store, Which,
+    ActiveSet, AlertDue, DeadLetter, Decide, Error, Move, Moved, OutboxMessage, ParticipantDown,
+    Revised, Saga, StaleReply, Standing, Start, Started, Store, Which,
 };
 
 pub use self::alerts::{Alert, AlertState};
@@ -190,6 +190,18 @@ impl Store for MemoryStore {
             let raised = unresolved_alert(definition, *saga_id, overdue);
             tables.alerts.raise(*saga_id, raised, now);
         }
+        Ok(())
+    }
+
+    async fn participant_down(&self, down: &ParticipantDown) -> Result<(), Error> {
+        let now = (self.clock)();
+        self.tables().alerts.participant_down(down, now);
+        Ok(())
+    }
+
+    async fn participant_up(&self, participant: &str) -> Result<(), Error> {
+        let now = (self.clock)();
+        self.tables().alerts.participant_up(participant, now);
         Ok(())
     }
 

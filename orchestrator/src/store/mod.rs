@@ -216,11 +216,11 @@ pub struct OutboxMessage {
 pub struct AlertDue {
     /// Stable id over (definition, step, kind, class).
     pub fingerprint: String,
-    /// Name of the definition.
+    /// Name of the definition; empty where it is about a participant.
     pub definition: String,
-    /// The step.
+    /// The step, or the participant.
     pub step: String,
-    /// `compensated`, `parked`, `continued`, `unresolved`.
+    /// `compensated`, `parked`, `continued`, `unresolved`, `participant_down`.
     pub kind: String,
     /// Error class.
     pub class: String,
@@ -230,6 +230,21 @@ pub struct AlertDue {
     pub sagas: i64,
     /// How often it has been sent, this time included.
     pub sends: i32,
+}
+
+/// A participant that does not answer, as one coordinator sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParticipantDown {
+    /// As definitions name it.
+    pub participant: String,
+    /// Error class: `unreachable`, `unanswered`, `configuration`.
+    pub class: String,
+    /// For people: since when, the error, what to do.
+    pub message: String,
+    /// How many sagas wait for it.
+    pub sagas: i64,
+    /// When the latest call went out that it did not answer.
+    pub seen_at: Timestamp,
 }
 
 /// How an order stands with the coordinator, for the sweep.
@@ -285,7 +300,8 @@ pub trait Store: Send + Sync + 'static {
     /// Forgets outbox messages that are produced.
     async fn delete_outbox(&self, ids: &[i64]) -> Result<(), Error>;
 
-    /// Claims alerts that are due, sets their next time one repeat interval ahead and puts each in the outbox.
+    /// Claims alerts that are due, sets their next time one repeat interval ahead and puts each in the outbox. One about
+    /// a participant that nobody has said anything of for ten minutes is settled instead: who raised it is gone.
     async fn claim_alerts(&self, limit: u32) -> Result<Vec<AlertDue>, Error>;
 
     /// How overdue orders stand under a definition.
@@ -298,6 +314,13 @@ pub trait Store: Send + Sync + 'static {
         definition: &str,
         orders: &[(SagaId, Overdue)],
     ) -> Result<(), Error>;
+
+    /// Opens the one `participant_down` alert of this participant, or says that it still holds: then only its words and
+    /// numbers change. What was seen before the alert was settled changes nothing.
+    async fn participant_down(&self, down: &ParticipantDown) -> Result<(), Error>;
+
+    /// Settles the participant's alert, if there is one.
+    async fn participant_up(&self, participant: &str) -> Result<(), Error>;
 
     /// Makes what the coming days' rows need (partitions); harmless to repeat.
     async fn prepare_days(&self) -> Result<(), Error>;

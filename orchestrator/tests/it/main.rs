@@ -9,6 +9,7 @@ mod executor;
 mod foreign;
 mod http;
 mod kafka;
+mod outage;
 mod participants;
 mod simulation;
 mod store;

@@ -101,6 +101,7 @@ fn label(arrow: &Arrow<'_>) -> String {
         Event::Due if phase == Some(Phase::Taken) => "take-over",
         Event::Due => "wake-up time",
         Event::Sending { .. } => "sending",
+        Event::Probing { .. } => "probing",
         Event::Deferred { .. } => "deferred",
         Event::Queued { .. } => "queued",
         Event::Replied { outcome, .. } => outcome.name(),

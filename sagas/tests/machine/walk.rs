@@ -77,6 +77,7 @@ pub fn walk(
             rest_is_right(definition, &after, &world, &told);
             effects_are_right(&state, &event, &after, &effects, &told);
             command_ids_last(definition, &state, &after, &told);
+            a_probe_burns_no_attempt(&state, &event, &after, &told);
             seen_arrow(Arrow {
                 before: &state,
                 event: &event,
@@ -153,6 +154,7 @@ fn events(definition: &Definition, state: &State) -> Vec<(Event, Timestamp)> {
         };
         let patience_over = now + definition.body.patience.delta();
         events.push((Event::Sending { step: step.clone() }, now));
+        events.push((Event::Probing { step: step.clone() }, now));
         events.push((deferred(now + second), now));
         let until = now + second;
         events.push((
@@ -251,9 +253,10 @@ fn refusal_is_right(state: &State, event: &Event, now: Timestamp, refused: &Refu
     let right = match event {
         Event::Due => *refused == Refused::Unchanged && (!state.status.is_live() || now < epoch()),
         Event::Replied { .. } => matches!(refused, Refused::Stale { .. }),
-        Event::Sending { .. } | Event::Deferred { .. } | Event::Queued { .. } => {
-            matches!(refused, Refused::Illegal { .. })
-        }
+        Event::Sending { .. }
+        | Event::Probing { .. }
+        | Event::Deferred { .. }
+        | Event::Queued { .. } => matches!(refused, Refused::Illegal { .. }),
         Event::CauseRaised { .. } => {
             matches!(refused, Refused::Unchanged | Refused::Conflict { .. })
         }
@@ -299,6 +302,11 @@ fn state_is_sound(definition: &Definition, state: &State, told: &dyn Fn() -> Str
             told()
         );
         let sent = active.phase == Phase::Sent;
+        assert!(
+            sent || !active.probe,
+            "only what is sent is a probe: {}",
+            told()
+        );
         assert!(
             !sent || active.first_sent_at.is_some(),
             "what is sent was first sent at some time: {}",
@@ -404,7 +412,8 @@ fn effects_are_right(
     let waits_on = matches!(event, Event::Deferred { step, .. }
         if before.active[step].deferred_since.is_some()
             && after.active.get(step).is_some_and(|active| active.phase == Phase::Deferred));
-    let silent = takes || waits_on || matches!(event, Event::Sending { .. } | Event::Queued { .. });
+    let sends = matches!(event, Event::Sending { .. } | Event::Probing { .. });
+    let silent = takes || waits_on || sends || matches!(event, Event::Queued { .. });
     assert_eq!(
         entries.len(),
         usize::from(!silent),
@@ -418,6 +427,36 @@ fn effects_are_right(
         "{}",
         told()
     );
+}
+
+/// Without an answer it waits on, and may have been applied.
+fn a_probe_burns_no_attempt(
+    before: &State,
+    event: &Event,
+    after: &State,
+    told: &dyn Fn() -> String,
+) {
+    let unanswered = match event {
+        Event::Due => true,
+        Event::Replied { outcome, .. } => matches!(outcome, Outcome::Unknown { .. }),
+        _ => false,
+    };
+    for (step, probe) in before.active.iter().filter(|(_, active)| active.probe) {
+        if !unanswered {
+            continue;
+        }
+        let waits = after
+            .active
+            .get(step)
+            .map(|active| (active.phase, active.attempt));
+        assert_eq!(waits, Some((Phase::Deferred, probe.attempt)), "{}", told());
+        let marked = probe.direction == Direction::Undo || after.steps[step].maybe_applied;
+        assert!(
+            marked,
+            "a probe without an answer may have been applied: {}",
+            told()
+        );
+    }
 }
 
 /// A command id changes only in a new run.

@@ -1,12 +1,14 @@
-//! Alerts in memory: as `raise_alerts.sql`, `settle_alerts.sql` and `claim_alerts.sql` have them.
+//! Alerts in memory: as `raise_alerts.sql`, `settle_alerts.sql`, `participant_down.sql` and `claim_alerts.sql` have them.
 
 use std::collections::BTreeMap;
 
 use chrono::TimeDelta;
 use lapse_sagas::{SagaId, Timestamp};
 
-use crate::store::AlertDue;
-use crate::store::consequence::Raised;
+use crate::store::consequence::{
+    DOWN_HOLDS_FOR, PARTICIPANT_DOWN, Raised, down_alert, down_fingerprint,
+};
+use crate::store::{AlertDue, ParticipantDown};
 
 /// One alert.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,10 +17,12 @@ pub struct Alert {
     pub raised: Raised,
     /// Whether it is sent again.
     pub state: AlertState,
-    /// Members that are not settled.
+    /// Members that are not settled, or sagas that wait for the participant.
     pub sagas: i64,
     /// How often it was sent.
     pub sends: i32,
+    /// When it was last raised or settled.
+    last_at: Timestamp,
 }
 
 /// Whether an alert is sent again, and when.
@@ -72,9 +76,11 @@ impl Alerts {
                 state: fresh.clone(),
                 sagas: 0,
                 sends: 0,
+                last_at: now,
             });
         alert.raised.message = raised.message;
         alert.sagas += 1;
+        alert.last_at = now;
         if !matches!(alert.state, AlertState::Open { .. }) {
             alert.state = fresh;
         }
@@ -93,6 +99,35 @@ impl Alerts {
                     alert.state = AlertState::Resolved;
                 }
             }
+        }
+    }
+
+    pub fn participant_down(&mut self, down: &ParticipantDown, now: Timestamp) {
+        let raised = down_alert(down);
+        let fresh = AlertState::Open { next_send_at: now };
+        let known = self.alerts.get(&raised.fingerprint);
+        let state = match known.map(|alert| (&alert.state, alert.last_at)) {
+            Some((AlertState::Resolved, last_at)) if last_at >= down.seen_at => return,
+            None | Some((AlertState::Resolved, _)) => fresh,
+            Some((_, last_at)) if last_at < now - DOWN_HOLDS_FOR => fresh,
+            Some((state, _)) => state.clone(),
+        };
+        let alert = Alert {
+            sends: known.map_or(0, |alert| alert.sends),
+            sagas: down.sagas,
+            last_at: now,
+            state,
+            raised,
+        };
+        self.alerts.insert(alert.raised.fingerprint.clone(), alert);
+    }
+
+    pub fn participant_up(&mut self, participant: &str, now: Timestamp) {
+        let alert = self.alerts.get_mut(&down_fingerprint(participant));
+        if let Some(alert) = alert.filter(|alert| alert.state != AlertState::Resolved) {
+            alert.state = AlertState::Resolved;
+            alert.sagas = 0;
+            alert.last_at = now;
         }
     }
 
@@ -130,6 +165,11 @@ impl Alerts {
         due.sort_by(|a, b| a.1.cmp(&b.1));
         let claimed = due.into_iter().filter_map(|(_, fingerprint)| {
             let alert = self.alerts.get_mut(&fingerprint)?;
+            let about_participant = alert.raised.kind == PARTICIPANT_DOWN && alert.sends > 0;
+            if about_participant && alert.last_at < now - DOWN_HOLDS_FOR {
+                alert.state = AlertState::Resolved;
+                return None;
+            }
             alert.sends += 1;
             alert.state = AlertState::Open {
                 next_send_at: now + repeat(&alert.raised.definition),

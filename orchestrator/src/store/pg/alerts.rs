@@ -9,10 +9,12 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::messages;
-use crate::store::consequence::{Raised, alert_message, unresolved_alert};
+use crate::store::consequence::{
+    Raised, alert_message, down_alert, down_fingerprint, unresolved_alert,
+};
 use crate::store::db::Db;
 use crate::store::webhooks::{self, News, Route};
-use crate::store::{AlertDue, Error};
+use crate::store::{AlertDue, Error, ParticipantDown};
 
 /// Ends all memberships of the settled sagas, then makes each raised one's saga a member.
 pub async fn change(
@@ -106,6 +108,48 @@ pub async fn unresolved(
                 .fetch_one(&mut *tx)
                 .await?;
             Ok(raise(tx, raised.to_vec(), at).await?)
+        })
+    })
+    .await
+}
+
+pub async fn participant_down(db: &Db, down: &ParticipantDown) -> Result<(), Error> {
+    let (raised, sagas, seen_at) = (Arc::new(down_alert(down)), down.sagas, down.seen_at);
+    db.tx(move |tx| {
+        let raised = Arc::clone(&raised);
+        Box::pin(async move {
+            sqlx::query_file!(
+                "src/store/pg/participant_down.sql",
+                raised.fingerprint,
+                raised.step,
+                raised.class,
+                raised.message,
+                sagas,
+                seen_at
+            )
+            .execute(tx)
+            .await?;
+            Ok(())
+        })
+    })
+    .await
+}
+
+pub async fn participant_up(db: &Db, participant: &str) -> Result<(), Error> {
+    let fingerprint = down_fingerprint(participant);
+    db.tx(move |tx| {
+        let fingerprint = fingerprint.clone();
+        Box::pin(async move {
+            sqlx::query!(
+                "update lapse.alert
+                 set state = 'resolved', next_send_at = null, sagas = 0, last_at = statement_timestamp(),
+                   tell_resolved = sends > 0
+                 where fingerprint = $1 and state <> 'resolved'",
+                fingerprint
+            )
+            .execute(tx)
+            .await?;
+            Ok(())
         })
     })
     .await

@@ -24,8 +24,8 @@ use super::db::Db;
 use super::schema;
 use super::webhooks::Route;
 use super::{
-    ActiveSet, AlertDue, DeadLetter, Decide, Error, Move, Moved, OutboxMessage, Revised, Standing,
-    Start, Started, Store, Which,
+    ActiveSet, AlertDue, DeadLetter, Decide, Error, Move, Moved, OutboxMessage, ParticipantDown,
+    Revised, Standing, Start, Started, Store, Which,
 };
 
 /// The coordinator's state in Postgres.
@@ -149,6 +149,14 @@ impl Store for PgStore {
         orders: &[(SagaId, Overdue)],
     ) -> Result<(), Error> {
         alerts::unresolved(&self.db, definition, orders).await
+    }
+
+    async fn participant_down(&self, down: &ParticipantDown) -> Result<(), Error> {
+        alerts::participant_down(&self.db, down).await
+    }
+
+    async fn participant_up(&self, participant: &str) -> Result<(), Error> {
+        alerts::participant_up(&self.db, participant).await
     }
 
     async fn prepare_days(&self) -> Result<(), Error> {

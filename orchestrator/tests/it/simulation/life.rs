@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use lapse::bus::{Bus, Delivery, MemoryBus, Origin, Outlet, Publish, Ripe};
 use lapse::store::memory::MemoryStore;
 use lapse::store::{
-    ActiveSet, AlertDue, DeadLetter, Decide, Error, Move, Moved, OutboxMessage, Revised, Standing,
-    Start, Started, Store, Which,
+    ActiveSet, AlertDue, DeadLetter, Decide, Error, Move, Moved, OutboxMessage, ParticipantDown,
+    Revised, Standing, Start, Started, Store, Which,
 };
 use lapse_participants::kit::{
     CallError, Command, OrderKey, OrderOwner, Overdue, Participant, Reply,
@@ -132,6 +132,14 @@ impl Store for Mortal<MemoryStore> {
     ) -> Result<(), Error> {
         self.life
             .stored(self.inner.alert_unresolved(definition, orders))
+            .await
+    }
+    async fn participant_down(&self, down: &ParticipantDown) -> Result<(), Error> {
+        self.life.stored(self.inner.participant_down(down)).await
+    }
+    async fn participant_up(&self, participant: &str) -> Result<(), Error> {
+        self.life
+            .stored(self.inner.participant_up(participant))
             .await
     }
     async fn prepare_days(&self) -> Result<(), Error> {

@@ -40,6 +40,8 @@ pub struct Seen {
     taken_over: u32,
     stale: u32,
     duplicates: u32,
+    /// Participants whose breakers were open long enough to be told.
+    down: u32,
     answers: shop::Answers,
 }
 
@@ -63,6 +65,7 @@ impl Seen {
             ("taken over", self.taken_over),
             ("a stale reply", self.stale),
             ("a duplicate", self.duplicates),
+            ("a participant down", self.down),
             ("failed", failed),
             ("rejected", rejected),
             ("unknown", unknown),
@@ -86,6 +89,7 @@ impl Sum for Seen {
             sum.taken_over += one.taken_over;
             sum.stale += one.stale;
             sum.duplicates += one.duplicates;
+            sum.down += one.down;
             sum.answers.failed += one.answers.failed;
             sum.answers.rejected += one.answers.rejected;
             sum.answers.unknown += one.answers.unknown;
@@ -416,6 +420,9 @@ impl Story {
             let n = counters.get(name).copied().unwrap_or_default();
             u32::try_from(n).expect("few")
         };
+        let down = |alert: &&lapse::store::memory::Alert| alert.raised.kind == "participant_down";
+        let down = self.store.alerts().iter().filter(down).count();
+        seen.down = u32::try_from(down).expect("few");
         seen.taken_over = count("taken_over");
         seen.stale = count("stale_reply");
         seen.duplicates = count("duplicate");

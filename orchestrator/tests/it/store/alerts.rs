@@ -1,6 +1,6 @@
 //! Alerts: one per step, kind and class, sent until somebody looks after it.
 
-use lapse::store::Moved;
+use lapse::store::{Moved, ParticipantDown, Store};
 use lapse_participants::kit::Overdue;
 use lapse_sagas::event::AlertRaised;
 use lapse_sagas::{Effect, Event, Status};
@@ -15,6 +15,10 @@ promises! {
     an_alert_is_resolved_with_its_last_saga
     a_member_that_is_raised_again_changes_nothing
     an_order_left_unresolved_raises_one_alert
+    a_participant_that_is_down_has_one_alert_until_it_is_up
+    what_was_seen_before_a_participant_came_back_raises_nothing
+    an_acknowledged_participant_alert_is_silent_until_it_is_down_again
+    an_alert_about_a_participant_nobody_looks_at_any_more_is_settled
 }
 
 async fn alerts_of_one_step_kind_and_class_are_one(subject: &impl Subject) {
@@ -197,4 +201,117 @@ async fn an_order_left_unresolved_raises_one_alert(subject: &impl Subject) {
         (1, "unresolved", 1)
     );
     assert!(sent[0].message.contains("o-1"));
+}
+
+async fn seen_down(store: &dyn Store, class: &str, sagas: i64) {
+    let down = ParticipantDown {
+        participant: "orders".to_owned(),
+        class: class.to_owned(),
+        message: format!("{class}: on purpose"),
+        sagas,
+        seen_at: store.now().await.unwrap(),
+    };
+    store.participant_down(&down).await.unwrap();
+}
+
+async fn a_participant_that_is_down_has_one_alert_until_it_is_up(subject: &impl Subject) {
+    let store = subject.store();
+    seen_down(store, "unreachable", 3).await;
+    let sent = store.claim_alerts(10).await.unwrap().remove(0);
+    assert_eq!(
+        (&*sent.definition, &*sent.step, &*sent.kind, &*sent.class),
+        ("", "orders", "participant_down", "unreachable")
+    );
+
+    subject.pass(10).await;
+    seen_down(store, "unanswered", 700).await;
+    assert_eq!(
+        store.claim_alerts(10).await.unwrap(),
+        [],
+        "it is sent already"
+    );
+    let alerts = subject.alerts().await;
+    let seen: Vec<_> = alerts
+        .iter()
+        .map(|alert| (&*alert.state, &*alert.class, alert.sagas, alert.sends))
+        .collect();
+    assert_eq!(seen, [("open", "unanswered", 700, 1)]);
+
+    for _ in 0..2 {
+        store.participant_up("orders").await.unwrap();
+        store.participant_up("stock").await.unwrap();
+    }
+    let alerts = subject.alerts().await;
+    assert_eq!(
+        (alerts.len(), &*alerts[0].state, alerts[0].sagas),
+        (1, "resolved", 0)
+    );
+    subject.pass(3_600).await;
+    assert_eq!(store.claim_alerts(10).await.unwrap(), []);
+
+    seen_down(store, "unreachable", 1).await;
+    assert_eq!(
+        store.claim_alerts(10).await.unwrap()[0].sends,
+        2,
+        "another time is told"
+    );
+}
+
+async fn what_was_seen_before_a_participant_came_back_raises_nothing(subject: &impl Subject) {
+    let store = subject.store();
+    seen_down(store, "unreachable", 3).await;
+    store.claim_alerts(10).await.unwrap();
+    let late = ParticipantDown {
+        participant: "orders".to_owned(),
+        class: "unanswered".to_owned(),
+        message: "a probe that hung until just now".to_owned(),
+        sagas: 3,
+        seen_at: store.now().await.unwrap(),
+    };
+    store.participant_up("orders").await.unwrap();
+
+    store.participant_down(&late).await.unwrap();
+
+    assert_eq!(subject.alerts().await[0].state, "resolved");
+    assert_eq!(store.claim_alerts(10).await.unwrap(), []);
+}
+
+async fn an_acknowledged_participant_alert_is_silent_until_it_is_down_again(
+    subject: &impl Subject,
+) {
+    let store = subject.store();
+    seen_down(store, "unreachable", 3).await;
+    let fingerprint = store.claim_alerts(10).await.unwrap().remove(0).fingerprint;
+    assert!(subject.acknowledge(&fingerprint).await);
+    for _ in 0..5 {
+        subject.pass(500).await;
+        seen_down(store, "unreachable", 3).await;
+    }
+    assert_eq!(store.claim_alerts(10).await.unwrap(), []);
+    assert_eq!(subject.alerts().await[0].state, "acknowledged");
+
+    subject.pass(601).await;
+    seen_down(store, "unreachable", 3).await;
+
+    assert_eq!(
+        store.claim_alerts(10).await.unwrap().len(),
+        1,
+        "silence ends the first time"
+    );
+}
+
+async fn an_alert_about_a_participant_nobody_looks_at_any_more_is_settled(subject: &impl Subject) {
+    let store = subject.store();
+    seen_down(store, "unreachable", 3).await;
+    subject.pass(1_000).await;
+    assert_eq!(
+        store.claim_alerts(10).await.unwrap().len(),
+        1,
+        "told once in any case"
+    );
+
+    subject.pass(1_801).await;
+
+    assert_eq!(store.claim_alerts(10).await.unwrap(), []);
+    assert_eq!(subject.alerts().await[0].state, "resolved");
 }

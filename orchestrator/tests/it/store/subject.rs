@@ -172,7 +172,7 @@ impl Subject for InPostgres {
     async fn pass(&self, seconds: i64) {
         for sql in [
             "update lapse.saga set wake_at = wake_at - $1 * interval '1 second' where wake_at is not null",
-            "update lapse.alert set next_send_at = next_send_at - $1 * interval '1 second'",
+            "update lapse.alert set next_send_at = next_send_at - $1 * interval '1 second', last_at = last_at - $1 * interval '1 second'",
             "update lapse.outbox set claimed_until = claimed_until - $1 * interval '1 second'",
         ] {
             sqlx::query(sql)
