@@ -188,6 +188,7 @@ impl Troubled {
                 self.lanes.remove(&lane(message));
                 true
             }
+            Fate::Behind => false,
             Fate::Later(reason) => {
                 warn!(
                     id = message.id,

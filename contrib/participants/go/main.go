@@ -2,6 +2,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -116,9 +117,11 @@ func statusOf(err error) int { // 4xx: nothing was applied; 503: who knows
 }
 
 func commands(ctx context.Context, db *sql.DB, path string, body []byte) (int, any) {
-	batch, single := []json.RawMessage{body}, json.Unmarshal(body, &[]json.RawMessage{}) != nil
+	batch, single := []json.RawMessage{body}, !bytes.HasPrefix(bytes.TrimSpace(body), []byte("["))
 	if !single {
-		_ = json.Unmarshal(body, &batch)
+		if err := json.Unmarshal(body, &batch); err != nil {
+			return 400, object{"detail": err.Error()}
+		}
 	}
 	list := make([]command, len(batch))
 	for i, text := range batch {

@@ -72,9 +72,10 @@ async function commands(path, body) {
 
 http.createServer(async (request, response) => {
   let text = '', status = 413, body = { detail: 'more than 4 MiB' }
-  for await (const part of request.setEncoding('utf8')) if (text.length <= 4 << 20) text += part
-  try { if (text.length <= 4 << 20) [status, body] = await commands(request.url, JSON.parse(text)) }
-  catch (error) { [status, body] = [statusOf(error), { detail: error.message }] }
+  try {
+    for await (const part of request.setEncoding('utf8')) if (text.length <= 4 << 20) text += part
+    if (text.length <= 4 << 20) [status, body] = await commands(request.url, JSON.parse(text))
+  } catch (error) { [status, body] = [statusOf(error), { detail: error.message }] } // a request that was cut among them
   response.writeHead(status, { 'content-type': status === 200 ? 'application/json' : 'application/problem+json' })
   response.end(JSON.stringify(body))
 }).listen(+process.argv[2], '127.0.0.1')

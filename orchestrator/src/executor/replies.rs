@@ -74,7 +74,7 @@ impl Replies {
             let text = record.value.as_deref().unwrap_or_default();
             match serde_json::from_slice(text) {
                 Ok(answer) => heard.push(Heard { record, answer }),
-                Err(error) => dead.push(dead_letter(&record, "bad_reply", error.to_string())),
+                Err(error) => dead.push(self.dead_letter(&record, "bad_reply", error.to_string())),
             }
         }
         for round in rounds(heard, |heard| heard.answer.about.saga_id) {
@@ -96,10 +96,11 @@ impl Replies {
                     let second = part.split_off(part.len() / 2);
                     parts.extend([second, part]);
                 }
-                Err(store::Error::Data(detail)) => dead.extend(
-                    part.iter()
-                        .map(|heard| dead_letter(&heard.record, "not_storable", detail.clone())),
-                ),
+                Err(store::Error::Data(detail)) => {
+                    dead.extend(part.iter().map(|heard| {
+                        self.dead_letter(&heard.record, "not_storable", detail.clone())
+                    }))
+                }
                 Err(error) => {
                     warn!(%error, replies = part.len(), "replies are settled again");
                     tokio::time::sleep(AGAIN_AFTER).await;
@@ -133,19 +134,22 @@ impl Replies {
                 .increment(1);
         }
     }
-}
 
-fn dead_letter(record: &Record, reason: &str, detail: String) -> DeadLetter {
-    let kept = |value: &Vec<u8>| value.iter().take(VALUE_KEPT).copied().collect();
-    DeadLetter {
-        topic: record.origin.topic.to_string(),
-        partition: record.origin.partition,
-        offset: record.origin.offset,
-        key: record.key.clone(),
-        value: record.value.as_ref().map(kept),
-        headers: Value::Object(serde_json::Map::new()),
-        reason: reason.to_owned(),
-        detail,
+    /// Found now: a feed does not say when the broker got a record.
+    fn dead_letter(&self, record: &Record, reason: &str, detail: String) -> DeadLetter {
+        let kept = |value: &Vec<u8>| value.iter().take(VALUE_KEPT).copied().collect();
+        DeadLetter {
+            topic: record.origin.topic.to_string(),
+            partition: record.origin.partition,
+            offset: record.origin.offset,
+            key: record.key.clone(),
+            value: record.value.as_ref().map(kept),
+            whole_bytes: record.value.as_ref().map_or(0, Vec::len),
+            headers: Value::Object(serde_json::Map::new()),
+            appended_at: self.executor.clock.now(),
+            reason: reason.to_owned(),
+            detail,
+        }
     }
 }
 

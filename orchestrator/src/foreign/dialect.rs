@@ -40,6 +40,16 @@ impl Dialect {
         Ok(parts?.join("."))
     }
 
+    /// Begins a statement. The expressions get names of their own: Postgres would name a cast column after the column, and
+    /// then order rows by their text.
+    pub fn select(self, expressions: &[String]) -> Sql {
+        let named = expressions.iter().enumerate();
+        let named: Vec<String> = named
+            .map(|(n, expression)| format!("{expression} as lapse_{n}"))
+            .collect();
+        Sql::new(self, format!("select {}", named.join(", ")))
+    }
+
     /// An expression as text.
     pub fn text(self, expression: &str) -> String {
         match self {

@@ -225,18 +225,15 @@ impl Columns {
             Some(headers) => text(headers),
             None => self.dialect.text("null"),
         };
-        let mut sql = Sql::new(
-            self.dialect,
-            format!(
-                "select {}, {}, {}, {}, {payload}, {headers} from {} where {}",
-                text(&self.id),
-                text(&self.topic),
-                text(&self.key),
-                text(&self.kind),
-                self.path,
-                self.waiting(),
-            ),
-        );
+        let mut sql = self.dialect.select(&[
+            text(&self.id),
+            text(&self.topic),
+            text(&self.key),
+            text(&self.kind),
+            payload,
+            headers,
+        ]);
+        sql.push(&format!(" from {} where {}", self.path, self.waiting()));
         if !left_alone.topics.is_empty() {
             sql.push(&format!(" and {} not in ", self.topic.name))
                 .bind_list(&left_alone.topics, &self.topic.cast);
@@ -312,21 +309,15 @@ impl Columns {
         let own: HashSet<&str> = locked.iter().map(|message| message.id.as_str()).collect();
         let lanes: HashSet<Lane> = locked.iter().map(lane).collect();
         let text = |column: &Column| self.dialect.text(&column.name);
-        let mut sql = Sql::new(
-            self.dialect,
-            format!(
-                "select {}, {}, {} from {} where {} and {} <= (select {} from {} where {} = ",
-                text(&self.id),
-                text(&self.topic),
-                text(&self.key),
-                self.path,
-                self.waiting(),
-                self.order.name,
-                self.order.name,
-                self.path,
-                self.id.name,
-            ),
-        );
+        let mut sql = self
+            .dialect
+            .select(&[text(&self.id), text(&self.topic), text(&self.key)]);
+        let (path, order) = (&self.path, &self.order.name);
+        sql.push(&format!(
+            " from {path} where {} and {order} <= (select {order} from {path} where {} = ",
+            self.waiting(),
+            self.id.name,
+        ));
         sql.bind(&last.id, &self.id.cast).push(&format!(
             ") and ({}, {}) in ",
             self.topic.name, self.key.name

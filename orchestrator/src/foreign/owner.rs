@@ -195,7 +195,7 @@ fn page_query(plan: &Plan, after: Option<&Position>, until: Timestamp, limit: u3
         sql.push(&format!("{}{comparison}", time.name));
         sql.bind(plan.due.literal(stored), &time.cast);
     };
-    let mut sql = plan.select(&format!(", {}", plan.stored));
+    let mut sql = plan.select(std::slice::from_ref(&plan.stored));
     sql.push(&format!(" where {} in ", plan.status.name))
         .bind_list(&plan.pending, &plan.status.cast)
         .push(" and ");
@@ -241,7 +241,7 @@ async fn find_paid(
 ) -> Result<HashSet<OrderKey>, CallError> {
     let mut paid = HashSet::new();
     for ids in ids.chunks(ASKED_AT_ONCE) {
-        let mut sql = plan.select("");
+        let mut sql = plan.select(&[]);
         sql.push(&format!(" where {} in ", plan.id.name))
             .bind_list(ids, &plan.id.cast)
             .push(&format!(" and {} in ", plan.status.name))

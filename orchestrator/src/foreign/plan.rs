@@ -113,7 +113,7 @@ impl Plan {
     }
 
     /// Selects what [`Plan::read`] reads, and more.
-    pub fn select(&self, more: &str) -> Sql {
+    pub fn select(&self, more: &[String]) -> Sql {
         let text = |column: &Option<Column>| match column {
             Some(column) => self.dialect.text(&column.name),
             None => self.dialect.text("null"),
@@ -124,11 +124,9 @@ impl Plan {
             text(&self.generation_column),
             text(&self.type_column),
         ];
-        let columns = columns.join(", ");
-        Sql::new(
-            self.dialect,
-            format!("select {columns}{more} from {}", self.path),
-        )
+        let mut sql = self.dialect.select(&[&columns[..], more].concat());
+        sql.push(&format!(" from {}", self.path));
+        sql
     }
 
     /// None where a row has no id.

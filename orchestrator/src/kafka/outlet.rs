@@ -40,7 +40,7 @@ impl Outlet for KafkaOutlet {
         let delivery = |fate| match fate {
             Fate::Delivered => Delivery::Delivered,
             Fate::Refused(_) | Fate::NoTopic(_) => Delivery::NotSent,
-            Fate::Later(_) => Delivery::Unknown,
+            Fate::Later(_) | Fate::Behind => Delivery::Unknown,
         };
         fates.map(delivery).collect()
     }

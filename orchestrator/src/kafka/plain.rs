@@ -37,8 +37,10 @@ pub struct Message {
 pub enum Fate {
     /// All replicas have it.
     Delivered,
-    /// Not now: the brokers don't answer, or one before it of its key was not delivered.
+    /// Not now: the brokers don't answer.
     Later(String),
+    /// Not before another one of its key, which was not delivered.
+    Behind,
     /// Not as it is: too big, or the broker refuses it.
     Refused(String),
     /// Not to this topic: it is not there, or this user may not write to it.
@@ -79,7 +81,7 @@ impl Plain {
             let lane = (&message.topic, &message.key);
             let outcome = match missing.iter().find(|(topic, _)| *topic == message.topic) {
                 Some((_, fate)) => Err(fate.clone()),
-                None if broken.contains(&lane) => Err(after_another()),
+                None if broken.contains(&lane) => Err(Fate::Behind),
                 None => self.enqueue(message).await,
             };
             if outcome.is_err() {
@@ -96,7 +98,7 @@ impl Plain {
                 Err(fate) => fate,
             };
             if fate == Fate::Delivered && broken.contains(&lane) {
-                fate = after_another();
+                fate = Fate::Behind;
             }
             if fate != Fate::Delivered {
                 broken.insert(lane);
@@ -189,10 +191,6 @@ impl Plain {
         }
         fate
     }
-}
-
-fn after_another() -> Fate {
-    Fate::Later("one before it of the same key was not delivered".to_owned())
 }
 
 fn fate_of(code: RDKafkaErrorCode, words: String) -> Fate {

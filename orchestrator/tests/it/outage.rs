@@ -250,6 +250,7 @@ impl Rig {
                 clock: clock.clone(),
                 definitions: Arc::new(Definitions::load(store.clone()).await.unwrap()),
                 participants: participants(&live.config, state),
+                webhooks: Vec::new(),
             };
             coordinators.push(Coordinator::start(parts, &live.config));
         }

@@ -220,7 +220,7 @@ fn receiver(Certified { certificate, key }: Certified) -> SocketAddr {
             let mut stream = StreamOwned::new(connection, socket);
             let mut request = Vec::new();
             let mut part = [0; 1_024];
-            while !request.ends_with(b"}}") {
+            while !request.ends_with(b"\"alert.raised\"}") {
                 match stream.read(&mut part) {
                     Ok(read) if read > 0 => request.extend_from_slice(&part[..read]),
                     // Not trusted: gone without a request.

@@ -155,7 +155,7 @@ impl Beside {
     async fn start(&self, shop: Arc<dyn Participant>) -> Coordinator {
         let store = self.store.clone();
         let clock: Arc<dyn Clock> = Arc::new(Anchored::new(store.clone()).await.unwrap());
-        let mut participants = service::participants(&self.config).await.unwrap();
+        let mut participants = lapse::participants::open(&self.config).await.unwrap();
         for name in ["orders", "stock"] {
             participants
                 .operations
@@ -168,6 +168,7 @@ impl Beside {
             store,
             clock,
             participants,
+            webhooks: Vec::new(),
         };
         Coordinator::start(parts, &self.config)
     }
