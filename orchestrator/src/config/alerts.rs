@@ -7,10 +7,17 @@ use anyhow::{Context, ensure};
 use lapse_sagas::Span;
 use serde::{Deserialize, Serialize};
 
+use super::Secret;
 use super::check::within;
 
 /// Kinds of alerts there are.
-const KINDS: [&str; 4] = ["compensated", "parked", "continued", "unresolved"];
+const KINDS: [&str; 5] = [
+    "compensated",
+    "parked",
+    "continued",
+    "unresolved",
+    "participant_down",
+];
 
 /// All channels.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -27,11 +34,11 @@ pub struct Webhook {
     /// Where alerts are posted.
     pub url: String,
     /// The key of the signatures: `whsec_` and base64 of 24 to 64 bytes.
-    pub secret: String,
+    pub secret: Secret,
     /// A file with it, in place of `secret`.
     pub secret_file: PathBuf,
     /// The key before, while receivers change to the new one: signatures of both are sent.
-    pub previous_secret: String,
+    pub previous_secret: Secret,
     /// A file with it, in place of `previous_secret`.
     pub previous_secret_file: PathBuf,
     /// How long the receiver may take to answer.
@@ -48,9 +55,9 @@ impl Default for Webhook {
     fn default() -> Self {
         Webhook {
             url: String::new(),
-            secret: String::new(),
+            secret: Secret::default(),
             secret_file: PathBuf::new(),
-            previous_secret: String::new(),
+            previous_secret: Secret::default(),
             previous_secret_file: PathBuf::new(),
             timeout: Span::from_secs(10),
             kinds: Vec::new(),
@@ -80,8 +87,8 @@ impl Webhook {
     fn check(&self, key: &str) -> anyhow::Result<()> {
         crate::webhooks::address(&self.url, self.plaintext)
             .with_context(|| format!("{key}.url"))?;
-        let sources = |text: &str, file: &PathBuf| {
-            usize::from(!text.is_empty()) + usize::from(!file.as_os_str().is_empty())
+        let sources = |secret: &Secret, file: &PathBuf| {
+            usize::from(!secret.is_empty()) + usize::from(!file.as_os_str().is_empty())
         };
         ensure!(
             sources(&self.secret, &self.secret_file) == 1,
@@ -96,7 +103,8 @@ impl Webhook {
             ("previous_secret", &self.previous_secret),
         ] {
             if !secret.is_empty() {
-                crate::webhooks::Key::parse(secret).with_context(|| format!("{key}.{field}"))?;
+                crate::webhooks::Key::parse(secret.reveal())
+                    .with_context(|| format!("{key}.{field}"))?;
             }
         }
         let unknown = self.kinds.iter().find(|kind| !KINDS.contains(&&***kind));

@@ -156,9 +156,9 @@ impl Webhook {
     }
 }
 
-fn key(text: &str, file: &Path) -> anyhow::Result<Option<Key>> {
-    if !text.is_empty() {
-        return Key::parse(text).map(Some);
+fn key(secret: &config::Secret, file: &Path) -> anyhow::Result<Option<Key>> {
+    if !secret.is_empty() {
+        return Key::parse(secret.reveal()).map(Some);
     }
     if file.as_os_str().is_empty() {
         return Ok(None);

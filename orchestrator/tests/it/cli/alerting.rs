@@ -100,7 +100,7 @@ async fn an_alert_of_a_running_coordinator_reaches_its_webhook_and_a_deaf_one_is
     for (name, url) in [("deaf", deaf.url()), ("pager", receiver.url())] {
         let webhook = Webhook {
             url,
-            secret: SECRET.to_owned(),
+            secret: SECRET.into(),
             ..Webhook::default()
         };
         live.config.alerts.webhooks.insert(name.to_owned(), webhook);

@@ -79,8 +79,8 @@ async fn posted() -> Post {
     let receiver = Receiver::start([]).await;
     let settings = lapse::config::Webhook {
         url: receiver.url(),
-        secret: NEXT_SECRET.to_owned(),
-        previous_secret: SECRET.to_owned(),
+        secret: NEXT_SECRET.into(),
+        previous_secret: SECRET.into(),
         ..Default::default()
     };
     let alerts = lapse::config::Alerts {

@@ -38,7 +38,7 @@ struct Posting {
 fn to(url: String) -> Webhook {
     Webhook {
         url,
-        secret: SECRET.to_owned(),
+        secret: SECRET.into(),
         timeout: Span::from_secs(2),
         ..Webhook::default()
     }
@@ -216,8 +216,8 @@ async fn a_receiver_sees_tampering_replay_and_a_wrong_key() {
 async fn while_a_key_changes_receivers_with_either_key_are_content() {
     let receiver = Receiver::start([]).await;
     let hook = Webhook {
-        secret: NEXT_SECRET.to_owned(),
-        previous_secret: SECRET.to_owned(),
+        secret: NEXT_SECRET.into(),
+        previous_secret: SECRET.into(),
         ..to(receiver.url())
     };
     let stage = Stage::with([("pager", hook)]).await;
