@@ -53,9 +53,11 @@ impl Caller {
     }
 }
 
-/// The tokens by hash.
+/// The tokens by hash: whose, and what they may do.
 #[derive(Clone)]
-pub(super) struct Gate(Arc<HashMap<[u8; 32], (Arc<str>, Access)>>);
+pub(super) struct Gate(Arc<HashMap<[u8; 32], Holder>>);
+
+type Holder = (Arc<str>, Access);
 
 impl Gate {
     pub(super) fn new(tokens: &BTreeMap<String, Token>) -> Gate {

@@ -159,7 +159,7 @@ pub(crate) struct Problem {
     code: &'static str,
     detail: String,
     more: serde_json::Value,
-    header: Option<(header::HeaderName, String)>,
+    header: Option<Box<(header::HeaderName, String)>>,
 }
 
 impl Problem {
@@ -183,7 +183,7 @@ impl Problem {
     }
 
     pub(crate) fn with_header(mut self, name: header::HeaderName, value: String) -> Problem {
-        self.header = Some((name, value));
+        self.header = Some(Box::new((name, value)));
         self
     }
 }
@@ -203,7 +203,7 @@ impl IntoResponse for Problem {
         (
             self.status,
             [(header::CONTENT_TYPE, "application/problem+json")],
-            axum::response::AppendHeaders(self.header),
+            axum::response::AppendHeaders(self.header.map(|header| *header)),
             body.to_string(),
         )
             .into_response()

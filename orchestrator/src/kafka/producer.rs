@@ -34,7 +34,7 @@ const QUEUE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a delivery report is about.
 enum Sent {
-    Hop(Hop),
+    Hop(Box<Hop>),
     Publish(oneshot::Sender<Delivery>),
 }
 
@@ -62,7 +62,7 @@ impl Producer {
         let topic = self.settings.bucket_topic(hop.to);
         let (key, value) = (hop.record.key.clone(), hop.record.value.clone());
         let headers = hop.record.headers_after_hop(hop.due, now);
-        let mut record = BaseRecord::with_opaque_to(&topic, Box::new(Sent::Hop(hop)))
+        let mut record = BaseRecord::with_opaque_to(&topic, Box::new(Sent::Hop(Box::new(hop))))
             .payload(&value[..])
             .headers(headers);
         if let Some(key) = &key {
@@ -210,16 +210,14 @@ fn report(shared: &Shared, sent: Sent, result: Result<(), KafkaError>) {
             // Nobody may be waiting any more.
             let _ = receipt.send(delivery);
         }
-        (Sent::Hop(Hop { to, origin, .. }), Ok(())) => {
-            counter!(metrics::HOPS, "bucket" => name(to)).increment(1);
-            shared.assignment().done(&origin);
+        (Sent::Hop(hop), Ok(())) => {
+            counter!(metrics::HOPS, "bucket" => name(hop.to)).increment(1);
+            shared.assignment().done(&hop.origin);
         }
-        (
-            Sent::Hop(Hop {
+        (Sent::Hop(hop), Err(error)) => {
+            let Hop {
                 to, origin, record, ..
-            }),
-            Err(error),
-        ) => {
+            } = *hop;
             counter!(metrics::HOP_ERRORS).increment(1);
             warn!(?origin, bucket = name(to), error = %error, "move timer to a shorter bucket");
             let now = shared.now();

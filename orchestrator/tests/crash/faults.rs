@@ -37,16 +37,17 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether no order can be cancelled meanwhile, by anybody.
-    pub fn stops_everything(self) -> bool {
-        matches!(
-            self,
+    /// Whether orders can't be cancelled meanwhile, by anybody.
+    pub fn stops_orders(self, participants: Participants) -> bool {
+        match self {
+            Kind::CoordinatorKilled | Kind::CoordinatorStopped => false,
+            Kind::BrokerStopped | Kind::BrokerKilled => participants == Participants::Kafka,
             Kind::BothCoordinatorsKilled
-                | Kind::PostgresRestarted
-                | Kind::PostgresKilled
-                | Kind::ShopKilled
-                | Kind::ShopStopped
-        )
+            | Kind::PostgresRestarted
+            | Kind::PostgresKilled
+            | Kind::ShopKilled
+            | Kind::ShopStopped => true,
+        }
     }
 }
 
