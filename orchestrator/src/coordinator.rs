@@ -34,6 +34,8 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 /// How often the active definitions are looked at.
 const FRESH_EVERY: Duration = Duration::from_secs(2);
 const ROUNDS_AN_HOUR: u64 = 1_800;
+/// How long the relay pauses when there is nothing to send.
+const RELAY_EVERY: Duration = Duration::from_millis(100);
 /// Rows per poll at most.
 const CLAIM_MAX: usize = 500;
 
@@ -58,10 +60,8 @@ pub struct Coordinator {
     executor: Arc<Executor>,
     bus: Arc<dyn Bus>,
     replies: Option<Arc<dyn Feed>>,
-    stop_taking: CancellationToken,
-    stop_sending: CancellationToken,
-    taking: JoinSet<()>,
-    sending: JoinSet<()>,
+    taking: Side,
+    sending: Side,
     failed: CancellationToken,
 }
 
@@ -90,32 +90,22 @@ impl Coordinator {
             participants,
             settings,
         );
-        let watch = Watch::default();
-        let (stop_taking, stop_sending) = (CancellationToken::new(), CancellationToken::new());
-        let (mut taking, mut sending) = (JoinSet::new(), JoinSet::new());
+        let failed = CancellationToken::new();
+        let (mut taking, mut sending) = (Side::new(&failed), Side::new(&failed));
 
-        let (parts, stop) = (executor.clone(), stop_sending.clone());
-        sending.spawn(watch.over(
-            "executor",
-            &stop_sending,
-            async move { parts.run(&stop).await },
-        ));
-        let every = Duration::from_millis(100);
+        let parts = executor.clone();
+        sending.spawn("executor", |stop| async move { parts.run(&stop).await });
         let relay = Arc::new(Relay {
             store: store.clone(),
             bus: bus.clone(),
-            every,
+            every: RELAY_EVERY,
         });
-        let (messages, stop) = (relay.clone(), stop_sending.clone());
-        sending.spawn(watch.over("relay", &stop_sending, async move {
-            messages.produce(&stop).await
-        }));
-        let stop = stop_sending.clone();
-        sending.spawn(watch.over(
-            "alerts",
-            &stop_sending,
-            async move { relay.tell(&stop).await },
-        ));
+        let messages = relay.clone();
+        sending.spawn("relay", |stop| async move { messages.produce(&stop).await });
+        sending.spawn("alerts", |stop| async move { relay.tell(&stop).await });
+        for webhook in webhooks {
+            sending.spawn("webhook", |stop| async move { webhook.run(&stop).await });
+        }
 
         if let Some(feed) = replies.clone() {
             let replies = Replies {
@@ -124,22 +114,8 @@ impl Coordinator {
                 executor: executor.clone(),
                 batch_max: config.executor.batch_max,
             };
-            let stop = stop_taking.clone();
-            taking.spawn(watch.over(
-                "replies",
-                &stop_taking,
-                async move { replies.run(&stop).await },
-            ));
+            taking.spawn("replies", |stop| async move { replies.run(&stop).await });
         }
-        for webhook in webhooks {
-            let stop = stop_sending.clone();
-            sending.spawn(watch.over(
-                "webhook",
-                &stop_sending,
-                async move { webhook.run(&stop).await },
-            ));
-        }
-
         let intake = Intake {
             bus: bus.clone(),
             store: store.clone(),
@@ -148,36 +124,26 @@ impl Coordinator {
             clock: clock.clone(),
             batch_max: config.executor.batch_max,
         };
-        let stop = stop_taking.clone();
-        taking.spawn(watch.over(
-            "intake",
-            &stop_taking,
-            async move { intake.run(&stop).await },
-        ));
-        let polling = poll(executor.clone(), config.poll(), stop_taking.clone());
-        taking.spawn(watch.over("poll", &stop_taking, polling));
-        let keeping = keep_fresh(store.clone(), definitions.clone(), stop_taking.clone());
-        taking.spawn(watch.over("upkeep", &stop_taking, keeping));
+        taking.spawn("intake", |stop| async move { intake.run(&stop).await });
+        let (polling, every) = (executor.clone(), config.poll());
+        taking.spawn("poll", move |stop| poll(polling, every, stop));
+        let (kept, known) = (store.clone(), definitions.clone());
+        taking.spawn("upkeep", |stop| keep_fresh(kept, known, stop));
         if config.sweep.enabled {
-            let every = config.sweep.every.into();
             let sweep = Sweep {
                 bus: bus.clone(),
                 store,
                 executor: executor.clone(),
                 definitions,
                 clock,
-                every,
+                every: config.sweep.every.into(),
             };
-            let stop = stop_taking.clone();
-            taking.spawn(watch.over("sweep", &stop_taking, async move { sweep.run(&stop).await }));
+            taking.spawn("sweep", |stop| async move { sweep.run(&stop).await });
         }
-        let failed = watch.failed;
         Coordinator {
             executor,
             bus,
             replies,
-            stop_taking,
-            stop_sending,
             taking,
             sending,
             failed,
@@ -199,11 +165,7 @@ impl Coordinator {
     pub async fn drain(mut self, within: Duration) {
         let deadline = tokio::time::Instant::now() + within;
         info!(held = self.executor.held(), "draining");
-        self.stop_taking.cancel();
-        let taken = tokio::time::timeout_at(deadline, async {
-            while self.taking.join_next().await.is_some() {}
-        });
-        let mut in_time = taken.await.is_ok();
+        let mut in_time = self.taking.end(deadline).await;
         // At once: whoever has the partitions next goes on with the replies that are still to come.
         if let Some(replies) = &self.replies {
             in_time &= tokio::time::timeout_at(deadline, replies.close())
@@ -214,11 +176,7 @@ impl Coordinator {
             self.executor.progress(Duration::from_millis(50)).await;
         }
         in_time &= self.executor.held() == 0;
-        self.stop_sending.cancel();
-        let sent = tokio::time::timeout_at(deadline, async {
-            while self.sending.join_next().await.is_some() {}
-        });
-        in_time &= sent.await.is_ok();
+        in_time &= self.sending.end(deadline).await;
         // Closing waits for brokers; without one, what is not committed is replayed, which is harmless.
         in_time &= tokio::time::timeout_at(deadline + CLOSE_WITHIN, self.bus.close())
             .await
@@ -234,23 +192,31 @@ impl Coordinator {
     }
 }
 
-/// Notices when a part of the coordinator ends though nobody stopped it: that is a panic, and without the poll or the
-/// sweep promises would be broken in silence.
-#[derive(Default)]
-struct Watch {
+/// Parts that run side by side until they are stopped. One that ends though nobody stopped it has panicked, and without the
+/// poll or the sweep promises would be broken in silence: that is told.
+struct Side {
+    stop: CancellationToken,
     failed: CancellationToken,
+    parts: JoinSet<()>,
 }
 
-impl Watch {
-    /// Runs the part; aborted with it.
-    fn over(
-        &self,
-        name: &'static str,
-        stop: &CancellationToken,
-        part: impl Future<Output = ()> + Send + 'static,
-    ) -> impl Future<Output = ()> + Send + 'static {
-        let (stop, failed) = (stop.clone(), self.failed.clone());
-        async move {
+impl Side {
+    fn new(failed: &CancellationToken) -> Side {
+        Side {
+            stop: CancellationToken::new(),
+            failed: failed.clone(),
+            parts: JoinSet::new(),
+        }
+    }
+
+    /// Runs the part until the token it is given is cancelled; aborted with this.
+    fn spawn<F>(&mut self, name: &'static str, part: impl FnOnce(CancellationToken) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (stop, failed) = (self.stop.clone(), self.failed.clone());
+        let part = part(stop.clone());
+        self.parts.spawn(async move {
             let ended = AbortOnDropHandle::new(tokio::spawn(part)).await;
             if !stop.is_cancelled() {
                 let panicked = ended.is_err();
@@ -260,7 +226,14 @@ impl Watch {
                 );
                 failed.cancel();
             }
-        }
+        });
+    }
+
+    /// Stops all parts; whether they ended in time.
+    async fn end(&mut self, deadline: tokio::time::Instant) -> bool {
+        self.stop.cancel();
+        let ended = async { while self.parts.join_next().await.is_some() {} };
+        tokio::time::timeout_at(deadline, ended).await.is_ok()
     }
 }
 

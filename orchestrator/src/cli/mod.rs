@@ -279,6 +279,10 @@ fn is_unreachable(cause: &(dyn std::error::Error + 'static)) -> bool {
             Some(CallError::Unreachable(_) | CallError::Unanswered { .. })
         )
         || matches!(cause.downcast_ref(), Some(kafka::Error::Broker { .. }))
+        || matches!(
+            cause.downcast_ref(),
+            Some(sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::PoolTimedOut)
+        )
 }
 
 /// Logs to stderr, so that stdout stays for answers.

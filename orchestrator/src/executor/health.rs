@@ -99,10 +99,11 @@ impl Executor {
         }
     }
 
-    /// Tells what is new of the participants whose replies come later.
+    /// Tells what is new of all participants.
     pub(super) async fn tell_all(&self) {
-        for participant in &self.participants.queued.names {
-            self.tell(participant).await;
+        let participants = self.lock().participants();
+        for participant in participants {
+            self.tell(&participant).await;
         }
     }
 

@@ -110,6 +110,11 @@ impl Ready {
         self.held
     }
 
+    /// Those of which anything is known.
+    pub fn participants(&self) -> Vec<String> {
+        self.cares.keys().cloned().collect()
+    }
+
     /// How a participant is treated.
     pub fn care(&mut self, participant: &str) -> &mut Care {
         let full = 2 * self.batch_max * self.slots;

@@ -71,7 +71,7 @@ impl Refusal {
     fn of(code: Option<RDKafkaErrorCode>, reason: &str) -> Option<Refusal> {
         use RDKafkaErrorCode::{Authentication, SSL, SaslAuthenticationFailed};
         let words = reason.to_owned();
-        if reason.contains("security.protocol") || reason.contains("plaintext") {
+        if reason.contains("security.protocol") || reason.contains("PLAINTEXT") {
             return Some(Refusal::Protocol(words));
         }
         match code {

@@ -316,7 +316,7 @@ pub(super) fn broker(settings: &Settings, doing: &str, error: &KafkaError) -> Er
     );
     let error = if unreachable {
         format!(
-            "kafka does not answer at {}: {error}; is kafka.brokers right?",
+            "kafka does not answer at {}: {error}; is kafka.brokers right, and kafka.properties.security.protocol that of the listener?",
             settings.brokers
         )
     } else {

@@ -14,6 +14,7 @@ use reqwest::{Certificate, Client, Response, StatusCode, Url};
 use serde::Deserialize;
 
 use crate::config::Secret;
+use crate::tls;
 
 mod commands;
 mod owner;
@@ -68,6 +69,7 @@ pub(crate) struct Request {
 
 impl Endpoint {
     pub(crate) fn new(address: &Address) -> anyhow::Result<Endpoint> {
+        tls::install();
         Url::parse(&address.url).context("the URL is none")?;
         let mut client = Client::builder()
             .no_proxy()

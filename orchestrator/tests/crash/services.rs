@@ -46,6 +46,7 @@ impl Services {
     }
 
     async fn start(test: &str, turn: Turn) -> anyhow::Result<Option<Services>> {
+        lapse::tls::install();
         let code = script("kafka", &["start"]).await?;
         if code == NONE_TO_BE_HAD {
             leave_out(test)?;

@@ -114,8 +114,8 @@ struct Seen {
 }
 
 async fn outage(door: Door) -> Seen {
-    let rate = size("LAPSE_OUTAGE_RATE", 100);
-    let down_for = Duration::from_secs(size("LAPSE_OUTAGE_SECONDS", 10));
+    let rate = size("LAPSE_OUTAGE_RATE", 50);
+    let down_for = Duration::from_secs(size("LAPSE_OUTAGE_SECONDS", 12));
     let mut live = Live::in_process().await;
     live.config.shop.connections = 8;
     live.shop
@@ -138,8 +138,8 @@ async fn outage(door: Door) -> Seen {
     let gone_at = Instant::now();
     state.lock().unwrap().door = door;
     placed += rig.orders(&live, placed, rate, down_for).await;
-    let alert = down_alert(&live).await.expect("people are told");
-    assert_eq!((&*alert.state, &*alert.step), ("open", "orders"));
+    let told = until("people are told", NOTICED_WITHIN, || down_alert(&live)).await;
+    assert_eq!((&*told.state, &*told.step), ("open", "orders"));
     state.lock().unwrap().door = Door::Open;
     let back_at = Instant::now();
     placed += rig.orders(&live, placed, rate, AFTER).await;
@@ -234,8 +234,7 @@ struct Rig {
 
 impl Rig {
     async fn start(live: &Live, state: &Arc<Mutex<State>>) -> Rig {
-        let store: Arc<dyn Store> =
-            Arc::new(PgStore::new(service::database(&live.config).unwrap()));
+        let store = own_store(&live.config);
         let shipped = service::load_definitions(&[]).unwrap();
         store.prepare_days().await.unwrap();
         store.deploy(&shipped).await.unwrap();
@@ -244,11 +243,12 @@ impl Rig {
         let bus = Arc::new(MemoryBus::new(Arc::new(move || time.now())));
         let mut coordinators = Vec::new();
         for _ in 0..COORDINATORS {
+            let store = own_store(&live.config);
             let parts = Parts {
                 store: store.clone(),
                 bus: bus.clone(),
                 clock: clock.clone(),
-                definitions: Arc::new(Definitions::load(store.clone()).await.unwrap()),
+                definitions: Arc::new(Definitions::load(store).await.unwrap()),
                 participants: participants(&live.config, state),
                 webhooks: Vec::new(),
             };
@@ -296,6 +296,11 @@ impl Rig {
             coordinator.drain(Duration::from_secs(5)).await;
         }
     }
+}
+
+/// With connections of its own, as each process has.
+fn own_store(config: &Config) -> Arc<dyn Store> {
+    Arc::new(PgStore::new(service::database(config).unwrap()))
 }
 
 fn participants(config: &Config, state: &Arc<Mutex<State>>) -> Participants {

@@ -44,6 +44,8 @@ const LEFT_ALONE_MAX: TimeDelta = TimeDelta::seconds(60);
 const BUSY_FOR: TimeDelta = TimeDelta::seconds(1);
 /// What was learnt before so long a silence is old.
 const REMEMBERED: TimeDelta = TimeDelta::seconds(60);
+/// A breaker that is open for less is a moment's trouble: nobody is called for that.
+const CERTAIN_AFTER: TimeDelta = TimeDelta::seconds(2);
 /// How often an alert is told that it still holds.
 const TOLD_EVERY: TimeDelta = TimeDelta::seconds(10);
 /// Room under the budget of retries is counted so far ahead.
@@ -328,8 +330,11 @@ impl Care {
             self.told = Told::Nothing;
             return is_over.then_some(News::Up);
         }
-        // One that a first probe closes again was a moment's trouble: nobody is called for that.
-        let certain = |open: &&Open| open.confirmed || open.fault == Fault::Configuration;
+        let certain = |open: &&Open| {
+            open.confirmed
+                || open.fault == Fault::Configuration
+                || now - open.since >= CERTAIN_AFTER
+        };
         let open = open.find(certain)?;
         if matches!(self.told, Told::Down(at) if now - at < TOLD_EVERY) {
             return None;

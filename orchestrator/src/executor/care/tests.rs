@@ -195,7 +195,7 @@ fn an_operation_that_is_not_known_stops_only_its_own_commands() {
 }
 
 #[test]
-fn people_are_told_once_a_probe_has_failed_too_then_now_and_then_and_when_it_is_over() {
+fn people_are_told_once_it_is_certain_then_now_and_then_and_when_it_is_over() {
     let mut given = Given::new();
     given.down(0);
     assert_eq!(given.care.news(at(1)), None, "it may be a moment's trouble");
@@ -218,6 +218,14 @@ fn people_are_told_once_a_probe_has_failed_too_then_now_and_then_and_when_it_is_
     given.call(Purpose::Probe, 8..9, Verdict::Answered, 12_000);
     assert_eq!(given.care.news(at(12_000)), Some(News::Up));
     assert_eq!(given.care.news(at(12_001)), None);
+}
+
+#[test]
+fn people_are_told_while_the_first_probe_still_hangs() {
+    let mut given = Given::new();
+    given.down(0);
+    assert_eq!(given.care.news(at(1_999)), None);
+    assert!(matches!(given.care.news(at(2_000)), Some(News::Down(_))));
 }
 
 #[test]
