@@ -11,7 +11,7 @@ use reqwest::Url;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use super::{Cut, Taken, Wire};
+use super::{Cut, End, Sent, Taken, Wire};
 use crate::config::Secret;
 use crate::participants::http::{Address, Endpoint, Request, problem, whole};
 
@@ -61,14 +61,15 @@ impl HttpWire {
         let port = self.url.port_or_known_default().unwrap_or(80);
         let mut stream = TcpStream::connect((host, port)).await?;
         let raw = self.raw(body);
-        let sent = match cut {
-            Cut::HalfClosed | Cut::HalfReset => raw.len() - body.len() / 2,
-            Cut::WholeClosed | Cut::WholeReset => raw.len(),
+        let sent = match cut.sent {
+            Sent::Half => raw.len() - body.len() / 2,
+            Sent::Whole => raw.len(),
         };
         stream.write_all(&raw[..sent]).await?;
-        match cut {
-            Cut::HalfClosed | Cut::WholeClosed => stream.shutdown().await,
-            Cut::HalfReset | Cut::WholeReset => stream.set_zero_linger(),
+        tokio::time::sleep(cut.after).await;
+        match cut.end {
+            End::Closed => stream.shutdown().await,
+            End::Reset => stream.set_zero_linger(),
         }
     }
 }

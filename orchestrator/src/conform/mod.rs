@@ -23,7 +23,7 @@ mod wire;
 
 pub use cases::CASES;
 use scene::{Scene, Stop};
-pub use wire::{Cut, Taken, Wire};
+pub use wire::{Cut, End, Sent, Taken, Wire};
 
 /// Who is examined, and with what.
 pub struct Subject {

@@ -1,5 +1,7 @@
 //! What nobody should send: bytes that are no commands, connections that are cut.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use lapse_participants::kit::{CallError, Command};
 use lapse_sagas::Outcome;
@@ -37,17 +39,50 @@ pub enum Taken {
     Ignored,
 }
 
-/// Where a connection is cut.
+/// Where and how a connection is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Cut {
-    /// After half of the body, in peace.
-    HalfClosed,
-    /// After half of the body, by a reset.
-    HalfReset,
-    /// Right after the body, in peace.
-    WholeClosed,
-    /// Right after the body, by a reset.
-    WholeReset,
+pub struct Cut {
+    /// How much of the body is sent.
+    pub sent: Sent,
+    /// How long after that: the service may be in the middle of the work then.
+    pub after: Duration,
+    /// How.
+    pub end: End,
+}
+
+/// How much of a body is sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sent {
+    /// Half of it.
+    Half,
+    /// All of it.
+    Whole,
+}
+
+/// How a connection ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// In peace (FIN).
+    Closed,
+    /// By a reset (RST).
+    Reset,
+}
+
+/// After so long is the connection cut, once with everything sent.
+const CUT_AFTER_MS: [u64; 4] = [0, 10, 30, 100];
+
+fn cuts() -> Vec<Cut> {
+    let mut cuts = Vec::new();
+    for end in [End::Closed, End::Reset] {
+        let cut = |sent, after_ms| Cut {
+            sent,
+            after: Duration::from_millis(after_ms),
+            end,
+        };
+        cuts.push(cut(Sent::Half, 0));
+        cuts.extend(CUT_AFTER_MS.map(|after_ms| cut(Sent::Whole, after_ms)));
+    }
+    cuts
 }
 
 impl Taken {
@@ -205,12 +240,7 @@ pub(super) async fn far_too_large(scene: &Scene<'_>) -> Checked {
 
 pub(super) async fn reset_in_the_middle(scene: &Scene<'_>) -> Checked {
     let wire = scene.wire()?;
-    for cut in [
-        Cut::HalfClosed,
-        Cut::HalfReset,
-        Cut::WholeClosed,
-        Cut::WholeReset,
-    ] {
+    for cut in cuts() {
         let order = scene.place().await?;
         let action = scene.action(&order);
         match wire.cut(&[value(&action)?.to_string()], cut).await {
@@ -222,7 +252,11 @@ pub(super) async fn reset_in_the_middle(scene: &Scene<'_>) -> Checked {
                 ));
             }
         }
-        one_effect(scene, &action, &format!("a cut connection ({cut:?})")).await?;
+        let after = format!(
+            "a connection cut after {:?} of the body and {:?} ({:?})",
+            cut.sent, cut.after, cut.end
+        );
+        one_effect(scene, &action, &after).await?;
     }
     scene.works_on("cut connections").await
 }
