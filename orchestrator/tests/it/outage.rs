@@ -20,6 +20,8 @@ use lapse::service;
 use lapse::store::Store;
 use lapse::store::ops::AlertRow;
 use lapse::store::pg::PgStore;
+use lapse::verify;
+use lapse_participants::audit::Bounds;
 use lapse_participants::kit::{CallError, Command, OrderOwner, Participant, Reply};
 use lapse_participants::order::Orders;
 use lapse_participants::stock::Stock;
@@ -196,7 +198,14 @@ async fn outage(door: Door) -> Seen {
         seen.calls_per_s_after <= usual.max(5.0 * COORDINATORS as f64 + 2.0),
         "{seen:?}"
     );
-    live.verified().await;
+    let bounds = Bounds {
+        // That orders are late is what an outage costs.
+        late_after: TimeDelta::hours(1),
+        ..Bounds::default()
+    };
+    let report = verify::run(&live.config, &bounds).await.unwrap();
+    let broken: Vec<_> = report.checks.iter().filter(|check| !check.ok).collect();
+    assert!(report.ok, "violations: {broken:#?}");
     rig.stop().await;
     seen
 }
