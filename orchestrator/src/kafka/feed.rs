@@ -174,9 +174,10 @@ impl Feed for KafkaFeed {
             origins: origins.to_vec(),
             done,
         };
-        // Where nobody looks any more, the request is dropped, which tells.
-        if let Some(commits) = locked(&self.shared.commits).as_mut() {
-            commits.push_back(request);
+        match locked(&self.shared.commits).as_mut() {
+            Some(commits) => commits.push_back(request),
+            // Nobody looks any more: that is told.
+            None => drop(request),
         }
         self.shared.wake();
         committed

@@ -111,7 +111,7 @@ pub async fn lost_windows(services: &Services, plant: Option<&str>) -> anyhow::R
     b.start()?;
     tokio::try_join!(a.ready(), b.ready())?;
 
-    let ids = place(&rig, TimeDelta::seconds(15)).await?;
+    let ids = place(&rig, TimeDelta::seconds(25)).await?;
     produce(&rig, &ids).await?;
     let waiting = || async {
         let windows = a.metric("lapse_timer_window_records").await.ok()?

@@ -205,7 +205,8 @@ async fn letters_of_a_missing_definition_are_replayed_once_it_is_there_and_cance
 
 /// As Postgres keeps it; the event's text has nanoseconds, which round up.
 fn round(at: DateTime<Utc>) -> DateTime<Utc> {
-    let micros = at.timestamp_micros() + i64::from(at.timestamp_subsec_nanos() % 1_000 > 0);
+    let micros =
+        at.timestamp_micros() + i64::from(!at.timestamp_subsec_nanos().is_multiple_of(1_000));
     DateTime::from_timestamp_micros(micros).expect("in range")
 }
 

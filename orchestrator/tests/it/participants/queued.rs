@@ -63,10 +63,8 @@ impl Queue {
     /// The command of this attempt, once it is produced.
     async fn command(&self, step: &str, attempt: u32) -> Command {
         until(&format!("attempt {attempt} of {step}"), HOUR, || async {
-            let commands = self.commands(step).into_iter();
-            commands
-                .filter(|command| command.attempt == attempt)
-                .next_back()
+            let mut commands = self.commands(step).into_iter();
+            commands.rfind(|command| command.attempt == attempt)
         })
         .await
     }
