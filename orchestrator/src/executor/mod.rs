@@ -6,7 +6,7 @@
 //! ```
 //! Relies on the store's fence: a saga that somebody else moved is dropped from memory here and now. Never: keeps
 //! a timer; retries, missing replies, postponements and crashes all come back through [`Executor::claim`]. How much a
-//! participant is called is up to its [`care::Care`].
+//! participant is called is up to its `care::Care`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};

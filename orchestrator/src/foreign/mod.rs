@@ -1,7 +1,7 @@
 //! Other people's databases, Postgres and MySQL or MariaDB: order tables that are read, outboxes that are emptied.
 //!
 //! The only SQL outside [`crate::store`]; its tables are known at run time only, so it is not checked at compile time:
-//! names are quoted, values are bound. Relies on the table being as [`table`] found it at the start. Never: changes an
+//! names are quoted, values are bound. Relies on the table being as `table` found it at the start. Never: changes an
 //! order table, or anything of an outbox but the rows it has sent.
 
 mod db;

@@ -1,6 +1,6 @@
 //! The HTTP interface: start now, retry, resolve, dead letters, probes, metrics. Errors are `application/problem+json`.
 //!
-//! Relies on [`admit`] before every route, and on the executor and the store for every change. Never: listens on anything
+//! Relies on `admit` before every route, and on the executor and the store for every change. Never: listens on anything
 //! but loopback without tokens (settings refuse it).
 
 use std::collections::BTreeMap;
@@ -89,7 +89,7 @@ pub fn paths() -> Vec<(&'static str, &'static str)> {
         .collect()
 }
 
-/// All routes behind [`admit`], which nothing gets around: it is the outermost layer, over the fallbacks too.
+/// All routes behind `admit`, which nothing gets around: it is the outermost layer, over the fallbacks too.
 pub fn router(site: Site) -> Router {
     let gate = admit::Gate::new(&site.tokens);
     let add = |router: Router<Site>, (_, path, route)| router.route(path, route);

@@ -115,11 +115,16 @@ struct Seen {
     alerts: i32,
 }
 
+/// One at a time: each measures how often it calls.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 async fn outage(door: Door) -> Seen {
+    let _alone = ALONE.lock().await;
     let rate = size("LAPSE_OUTAGE_RATE", 50);
     let down_for = Duration::from_secs(size("LAPSE_OUTAGE_SECONDS", 12));
     let mut live = Live::in_process().await;
     live.config.shop.connections = 8;
+    live.config.postgres.readers = 4;
     live.shop
         .stock_up(
             crate::support::live::SKU,
