@@ -36,7 +36,7 @@ name: missing
 version: 1
 trigger:
   event_types: [order.placed]
-  order_types: { normal: { delay: 20s } }
+  order_types: { normal: { delay: 50s } }
   order_owner: orders
 steps:
   - id: cancel_order
@@ -121,7 +121,7 @@ async fn letters_of_a_missing_definition_are_replayed_once_it_is_there_and_cance
     define(&mut live, OTHER);
     let service = live.start().await;
     let occurred_at = Utc::now();
-    let due_at = occurred_at + TimeDelta::seconds(20);
+    let due_at = occurred_at + TimeDelta::seconds(50);
     let future: Vec<String> = (0..5).map(|n| format!("future-{n}")).collect();
     live.place_many(&future, due_at).await;
     let past = occurred_at - TimeDelta::seconds(60);
@@ -180,7 +180,7 @@ async fn letters_of_a_missing_definition_are_replayed_once_it_is_there_and_cance
     assert!(Utc::now() < due_at, "the machine is too slow for this test");
     let asleep = live.story("future-0").await.expect("it is there");
     assert_eq!(asleep.saga.phase.as_deref(), Some("postponed"));
-    let sagas = live.all_ended(6, 2 * SOON).await;
+    let sagas = live.all_ended(6, 4 * SOON).await;
     for saga in &sagas {
         assert_eq!(saga.state, "completed", "{saga:?}");
         if saga.order_id.starts_with("future") {

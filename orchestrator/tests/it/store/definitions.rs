@@ -133,7 +133,15 @@ async fn of_two_that_deploy_the_same_orders_at_once_one_is_refused(subject: &imp
     let store = subject.store();
     let [one, other] = ["one", "other"].map(|name| [definition(name, 1, "")]);
 
-    let deployed = tokio::join!(store.deploy(&one), store.deploy(&other));
+    let patiently = |definitions| async move {
+        loop {
+            match store.deploy(definitions).await {
+                Err(Error::Slow(_)) => {}
+                deployed => return deployed,
+            }
+        }
+    };
+    let deployed = tokio::join!(patiently(&one), patiently(&other));
 
     let refused = match deployed {
         (Ok(_), Err(refused)) | (Err(refused), Ok(_)) => refused,
