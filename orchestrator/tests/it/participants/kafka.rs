@@ -188,10 +188,8 @@ async fn the_shop_keeps_the_contract_over_kafka_beside_coordinators(live: Live) 
     let failed = report
         .cases
         .iter()
-        // A record too large for the broker never becomes a command, so `huge` says nothing over Kafka.
-        .filter(|case| case.result == Verdict::Failed && case.case != "huge");
-    let failed: Vec<_> = failed.collect();
-    assert!(failed.is_empty(), "{failed:#?}");
+        .filter(|case| case.result == Verdict::Failed);
+    assert!(report.ok, "{:#?}", failed.collect::<Vec<_>>());
     cancel(&live, &service, "beside", 1).await;
     live.story_in("beside-0", "completed", SOON).await;
     shop.stop().await;
@@ -209,7 +207,8 @@ impl Site for Stand {
             warehouse: WAREHOUSE.to_owned(),
             quantity: Decimal::ONE,
         };
-        let order = NewOrder::new("normal", vec![line], Utc::now() - TimeDelta::seconds(1));
+        // Not due: the sweep of the coordinators beside would cancel it, and only the suite may.
+        let order = NewOrder::new("normal", vec![line], Utc::now() + TimeDelta::hours(1));
         let order = NewOrder {
             order_id: Some(order_id.to_owned()),
             ..order
