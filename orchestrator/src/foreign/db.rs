@@ -6,12 +6,11 @@
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use lapse_participants::kit::CallError;
+use lapse_participants::kit::{CallError, db};
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlPool};
 use sqlx::pool::PoolOptions;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Database, Executor, Row as _};
-use tracing::Instrument;
 
 use super::dialect::{Dialect, Sql};
 
@@ -92,16 +91,10 @@ impl Db {
     {
         match self.clone() {
             Db::Postgres(pool) => {
-                to_the_end(transact(pool, move |connection| {
-                    work(Session::Postgres(connection))
-                }))
-                .await
+                db::tx(&pool, move |connection| work(Session::Postgres(connection))).await
             }
             Db::MySql(pool) => {
-                to_the_end(transact(pool, move |connection| {
-                    work(Session::MySql(connection))
-                }))
-                .await
+                db::tx(&pool, move |connection| work(Session::MySql(connection))).await
             }
         }
     }
@@ -181,40 +174,4 @@ async fn prepare_mysql(connection: &mut MySqlConnection, access: Access) -> sqlx
     };
     connection.execute(limit).await?;
     Ok(())
-}
-
-async fn transact<D, T, F>(pool: sqlx::Pool<D>, work: F) -> Result<T, CallError>
-where
-    D: Database,
-    F: for<'c> FnOnce(&'c mut D::Connection) -> Work<'c, T>,
-{
-    #[allow(
-        clippy::disallowed_methods,
-        reason = "the one place where such a transaction begins, in a task that nobody aborts"
-    )]
-    let mut transaction = pool.begin().await?;
-    match work(&mut transaction).await {
-        Ok(value) => {
-            transaction.commit().await?;
-            Ok(value)
-        }
-        Err(error) => {
-            // A connection that can't even roll back is closed by the pool, and the server rolls back.
-            let _ = transaction.rollback().await;
-            Err(error)
-        }
-    }
-}
-
-/// Runs it in a task of its own; dropping the returned future doesn't stop the task.
-async fn to_the_end<T: Send + 'static>(
-    work: impl Future<Output = Result<T, CallError>> + Send + 'static,
-) -> Result<T, CallError> {
-    match tokio::spawn(work.in_current_span()).await {
-        Ok(result) => result,
-        Err(lost) => match lost.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => Err(sqlx::Error::WorkerCrashed.into()),
-        },
-    }
 }

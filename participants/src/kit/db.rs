@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
-use sqlx::{Acquire, PgConnection};
+use sqlx::{Acquire, Database, PgConnection, Pool};
 use tracing::Instrument;
 
 use crate::kit::CallError;
@@ -44,11 +44,12 @@ pub fn pool(base: PgConnectOptions, connections: u32) -> PgPool {
 /// # Errors
 /// The work's own, and [`sqlx::Error`] from begin and commit. After an error of the connection or from commit it may
 /// have been committed all the same.
-pub async fn tx<T, E, F>(pool: &PgPool, work: F) -> Result<T, E>
+pub async fn tx<D, T, E, F>(pool: &Pool<D>, work: F) -> Result<T, E>
 where
+    D: Database,
     T: Send + 'static,
     E: From<sqlx::Error> + Send + 'static,
-    F: for<'c> FnOnce(&'c mut PgConnection) -> Work<'c, T, E> + Send + 'static,
+    F: for<'c> FnOnce(&'c mut D::Connection) -> Work<'c, T, E> + Send + 'static,
 {
     let pool = pool.clone();
     to_the_end(async move {
