@@ -78,8 +78,8 @@ impl Executor {
         let Event::Replied {
             step,
             direction,
+            attempt,
             outcome,
-            ..
         } = event
         else {
             return;
@@ -91,11 +91,9 @@ impl Executor {
                 operation: &key.operation,
                 sagas: &[],
                 sent_at: now,
-                purpose: Purpose::Probe,
+                purpose: purpose(false, *attempt),
             };
-            self.lock()
-                .care(&key.participant)
-                .heard(&call, Verdict::Answered, now);
+            self.lock().care(&key.participant).replied(&call, now);
         }
     }
 

@@ -321,6 +321,15 @@ impl Care {
         }
     }
 
+    /// A reply came by another way than the call's: it closes an open breaker as a probe's would, and is a good call else.
+    pub fn replied(&mut self, call: &Call<'_>, now: Timestamp) {
+        let purpose = match self.open(call.operation) {
+            Some(_) => Purpose::Probe,
+            None => call.purpose,
+        };
+        self.heard(&Call { purpose, ..*call }, Verdict::Answered, now);
+    }
+
     /// What has to be told now; [`Care::untold`] if that can't be done.
     pub fn news(&mut self, now: Timestamp) -> Option<News> {
         let all = std::iter::once(&self.breaker).chain(self.operations.values());

@@ -236,3 +236,26 @@ fn a_limit_that_nobody_has_tested_for_a_minute_is_forgotten() {
     given.call(Purpose::First, 0..500, Verdict::Answered, 61_000);
     assert_eq!(given.care.room(), usize::MAX);
 }
+
+#[test]
+fn replies_that_come_later_close_the_breaker_and_raise_the_limit_again() {
+    let mut given = Given::new();
+    given.down(0);
+    assert!(given.care.is_shut("CancelOrder", at(1)));
+    let reply = Call {
+        operation: "CancelOrder",
+        sagas: &[],
+        sent_at: at(2_000),
+        purpose: Purpose::First,
+    };
+    given.care.replied(&reply, at(2_000));
+    assert!(!given.care.is_shut("CancelOrder", at(2_000)));
+    let begins_with = given.care.room();
+
+    for n in 1..20 {
+        given.care.replied(&reply, at(2_000 + n * 250));
+    }
+
+    assert!(begins_with < 100, "slowly: {begins_with}");
+    assert_eq!(given.care.room(), usize::MAX, "and then freely");
+}
