@@ -90,7 +90,7 @@ pub enum Delivery {
 /// Where messages go that are not to be repeated blindly.
 #[async_trait]
 pub trait Outlet: Send + Sync + 'static {
-    /// Produces messages; what became of each. One that failed holds up none after it.
+    /// Produces messages; what became of each. After one that failed, those of its key may not be sent.
     async fn deliver(&self, messages: Vec<Publish>) -> Vec<Delivery>;
 }
 

@@ -331,25 +331,28 @@ fn new_id(now: Timestamp) -> Uuid {
     ))
 }
 
+/// What a dead letter keeps of a value: all of it, unless it is larger than any event may be.
+pub fn kept(value: &[u8]) -> &[u8] {
+    if value.len() > LARGEST_BYTES {
+        &value[..OVERSIZED_KEPT]
+    } else {
+        value
+    }
+}
+
 fn dead_letter(ripe: &Ripe, bad: &BadRecord) -> DeadLetter {
     let headers = ripe
         .headers
         .iter()
         .map(|(name, value)| (name.clone(), Value::from(value.as_str())))
         .collect();
-    let whole = &ripe.value;
-    let kept = if whole.len() > LARGEST_BYTES {
-        &whole[..OVERSIZED_KEPT]
-    } else {
-        whole
-    };
     DeadLetter {
         topic: ripe.origin.topic.to_string(),
         partition: ripe.origin.partition,
         offset: ripe.origin.offset,
         key: ripe.key.clone(),
-        value: Some(kept.to_vec()),
-        whole_bytes: whole.len(),
+        value: Some(kept(&ripe.value).to_vec()),
+        whole_bytes: ripe.value.len(),
         headers: Value::Object(headers),
         appended_at: ripe.appended_at,
         reason: bad.reason.to_owned(),

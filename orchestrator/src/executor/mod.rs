@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use lapse_participants::kit::{OrderOwner, Participant};
 use lapse_sagas::event::Counter;
 use lapse_sagas::{
-    Cause, Definition, DefinitionHash, Direction, Effect, Event, Phase, Refused, SagaId, State,
-    Status, StepId, Timestamp, transition,
+    Definition, DefinitionHash, Direction, Effect, Event, Phase, Refused, SagaId, State, Status,
+    StepId, Timestamp, transition,
 };
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -32,6 +32,7 @@ mod care;
 mod command;
 mod health;
 mod queued;
+mod raise;
 mod ready;
 mod record;
 mod replies;
@@ -286,78 +287,6 @@ impl Executor {
             self.definitions.fetch(&unknown).await?;
         }
         Ok(looked_at)
-    }
-
-    /// Raises the cause of a saga. Whoever has it in hand goes on with it; a postponed one is due at once.
-    ///
-    /// # Errors
-    /// Those of the store; `Ok(None)` if there is no such saga, `Ok(Some(Err(_)))` if the state machine refuses.
-    pub async fn raise(
-        &self,
-        which: Which,
-        cause: Cause,
-    ) -> Result<Option<Result<Saga, Refused>>, store::Error> {
-        let raised = self.raise_if_known(which.clone(), cause).await?;
-        let Some(Ok(saga)) = &raised else {
-            return Ok(raised);
-        };
-        if self.definitions.get(&saga.definition).is_some() {
-            return Ok(raised);
-        }
-        self.definitions
-            .fetch(std::slice::from_ref(&saga.definition))
-            .await?;
-        self.raise_if_known(which, cause).await
-    }
-
-    /// Leaves a saga alone whose definition is not known here.
-    async fn raise_if_known(
-        &self,
-        which: Which,
-        cause: Cause,
-    ) -> Result<Option<Result<Saga, Refused>>, store::Error> {
-        let refused: Arc<Mutex<Option<Refused>>> = Arc::default();
-        let decide: store::Decide = {
-            let (definitions, refused) = (Arc::clone(&self.definitions), Arc::clone(&refused));
-            Arc::new(move |saga, now| {
-                let Some(definition) = definitions.get(&saga.definition) else {
-                    return Decision::Leave;
-                };
-                let moved = transition(
-                    &definition,
-                    saga.state.clone(),
-                    Event::CauseRaised { cause },
-                    now,
-                );
-                let mut refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
-                match moved {
-                    Ok((state, effects)) => {
-                        *refused = None;
-                        Decision::Move(state, effects)
-                    }
-                    Err(why) => {
-                        *refused = Some(why);
-                        Decision::Leave
-                    }
-                }
-            })
-        };
-        let Some(revised) = self.store.revise(which, decide).await?.pop() else {
-            return Ok(None);
-        };
-        let refused = refused
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(why) = refused {
-            return Ok(Some(Err(why)));
-        }
-        // What is under way stays where it is; what was only taken is fenced off from its holder now, so it is ours.
-        let is_sent = |active: &lapse_sagas::Active| active.phase == Phase::Sent;
-        if !revised.saga.state.active.values().any(is_sent) {
-            self.submit([revised.saga.clone()]);
-        }
-        Ok(Some(Ok(revised.saga)))
     }
 
     /// Queues what is in hand: every saga with a taken or freshly sent step.

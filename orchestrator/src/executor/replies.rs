@@ -20,12 +20,11 @@ use tracing::{info, warn};
 use super::record::Reply;
 use super::{Executor, Promised, batch};
 use crate::feed::{Feed, Record, rounds};
+use crate::intake;
 use crate::store::{self, DeadLetter, Store, Which};
 
 /// What the database refused because of its own state is tried again after this.
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
-/// As for every dead letter.
-const VALUE_KEPT: usize = 64 * 1_024;
 
 /// Reads answers and settles them.
 pub struct Replies {
@@ -137,13 +136,15 @@ impl Replies {
 
     /// Found now: a feed does not say when the broker got a record.
     fn dead_letter(&self, record: &Record, reason: &str, detail: String) -> DeadLetter {
-        let kept = |value: &Vec<u8>| value.iter().take(VALUE_KEPT).copied().collect();
         DeadLetter {
             topic: record.origin.topic.to_string(),
             partition: record.origin.partition,
             offset: record.origin.offset,
             key: record.key.clone(),
-            value: record.value.as_ref().map(kept),
+            value: record
+                .value
+                .as_deref()
+                .map(|value| intake::kept(value).to_vec()),
             whole_bytes: record.value.as_ref().map_or(0, Vec::len),
             headers: Value::Object(serde_json::Map::new()),
             appended_at: self.executor.clock.now(),
