@@ -79,9 +79,14 @@ impl Limit {
         self.commands = Some(limit * 2).filter(|limit| *limit < self.full);
     }
 
-    /// A call had no answer, or the participant has too much to do.
+    /// A call had no answer, or the participant has too much to do. Where replies come later nothing may be under way by
+    /// then; what is usual tells.
     pub fn bad(&mut self, now: Timestamp) {
-        let had = self.commands.unwrap_or(self.in_flight).min(self.in_flight);
+        let under_way = match self.in_flight {
+            0 => self.usual as usize,
+            commands => commands,
+        };
+        let had = self.commands.unwrap_or(under_way).min(under_way);
         self.commands = Some((had / 2).max(1));
         self.raised_at = Some(now);
     }
@@ -133,6 +138,14 @@ mod tests {
         }
         limit.good(at(11 * 250));
         assert_eq!(limit.commands(), None);
+    }
+
+    #[test]
+    fn a_reply_that_is_missed_halves_what_is_usual() {
+        let mut limit = busy(400);
+        limit.ended(400);
+        limit.bad(at(0));
+        assert_eq!(limit.commands(), Some(200));
     }
 
     #[test]
