@@ -34,6 +34,9 @@ pub trait Feed: Send + Sync + 'static {
     /// Up to `max` records, those of one partition in order; waits until there is at least one. Cancel safe.
     async fn next(&self, max: usize) -> Vec<Record>;
 
+    /// Whether any partition is read here now. A member of a group may have none: others read what answers it.
+    fn has_partitions(&self) -> bool;
+
     /// Commits everything up to these, and waits for it; true for each that is committed. False: its partition was given
     /// up meanwhile, or the feed is closed, and somebody else gets the record again.
     async fn commit(&self, origins: &[Origin]) -> Vec<bool>;
@@ -146,6 +149,10 @@ impl Feed for MemoryFeed {
             }
             self.arrived.notified().await;
         }
+    }
+
+    fn has_partitions(&self) -> bool {
+        true
     }
 
     async fn commit(&self, origins: &[Origin]) -> Vec<bool> {

@@ -65,9 +65,10 @@ pub enum Event {
         /// Why, for people.
         error: String,
     },
-    /// There is no room to send it in time: a turn later, at no attempt and at no patience. Nobody failed.
+    /// There is no room to send it in time: a turn later, at no attempt and at no patience. Nobody failed. Its row may say
+    /// `sent` already, as long as whoever wrote that knows that the command has not gone out.
     Queued {
-        /// Which active step; taken.
+        /// Which active step; in hand.
         step: StepId,
         /// When to look again.
         until: Timestamp,

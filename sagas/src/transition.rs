@@ -34,6 +34,11 @@ pub const PROBED_FOR: TimeDelta = TimeDelta::seconds(5);
 /// Added to a step's time-out before a missing reply counts as unknown.
 pub const REPLY_GRACE: TimeDelta = TimeDelta::seconds(1);
 
+/// When the command of an active step went out, where its phase is `sent`.
+pub fn sent_at(step: &Step, active: &Active) -> Timestamp {
+    active.wake_at - step.timeout.delta() - REPLY_GRACE
+}
+
 /// What an event makes of a state.
 ///
 /// # Errors
@@ -207,13 +212,14 @@ impl Change<'_> {
 
     fn queued(&mut self, step: &StepId, until: Timestamp) -> Changed {
         let active = self.open(step)?;
-        if active.phase != Phase::Taken {
-            return Err(self.illegal("queueing what is not taken"));
+        if !matches!(active.phase, Phase::Taken | Phase::Sent) {
+            return Err(self.illegal("queueing what is not in hand"));
         }
         let wake_at = until.max(self.now);
         self.with_active(step, |active| {
             active.phase = Phase::Deferred;
             active.wake_at = wake_at;
+            active.probe = false;
         });
         Ok(())
     }

@@ -12,6 +12,7 @@ use lapse_participants::kit::{CallError, Command, Participant, Reply, deadline};
 use lapse_sagas::definition::Call;
 use lapse_sagas::{
     Active, CommandId, Definition, Direction, Event, Outcome, Phase, StepId, Timestamp, transition,
+    transition::sent_at,
 };
 use tracing::{Instrument, info_span, warn};
 
@@ -155,11 +156,14 @@ impl Context<'_> {
     }
 
     fn is_fresh(&self, saga: &Saga, now: Timestamp) -> bool {
-        let grace = TimeDelta::from_std(self.timeout).unwrap_or(TimeDelta::MAX)
-            + lapse_sagas::transition::REPLY_GRACE;
         self.active(saga).is_some_and(|active| {
-            active.phase == Phase::Sent && now - (active.wake_at - grace) < FRESH_FOR
+            active.phase == Phase::Sent && now - self.sent_at(active) < FRESH_FOR
         })
+    }
+
+    pub(super) fn sent_at(&self, active: &Active) -> Timestamp {
+        let step = self.definition.step(&self.key.step);
+        step.map_or(active.wake_at, |step| sent_at(step, active))
     }
 
     fn sending(&self, saga: Saga, now: Timestamp) -> Option<Move> {
@@ -343,7 +347,7 @@ impl Context<'_> {
         }
     }
 
-    fn active<'s>(&self, saga: &'s Saga) -> Option<&'s Active> {
+    pub(super) fn active<'s>(&self, saga: &'s Saga) -> Option<&'s Active> {
         let step: &StepId = &self.key.step;
         saga.state.active.get(step)
     }

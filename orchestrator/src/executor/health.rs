@@ -3,7 +3,7 @@
 //! Relies on [`Care`] for the conclusions. Never: holds up a record; news that can't be told are told later.
 
 use lapse_participants::kit::{CallError, Reply};
-use lapse_sagas::transition::REPLY_GRACE;
+use lapse_sagas::transition::sent_at;
 use lapse_sagas::{Definition, Event, Outcome, Phase, Timestamp};
 use metrics::{describe_counter, describe_gauge};
 use tracing::{info, warn};
@@ -47,8 +47,12 @@ pub(super) fn verdict(result: &Result<Vec<Reply>, CallError>) -> Verdict {
 }
 
 impl Executor {
-    /// The poll has found this saga due. Where replies come later, one that has not come is a call without an answer.
+    /// The poll has found this saga due. Where replies come later, one that has not come is a call without an answer, to a
+    /// coordinator that would have heard it.
     pub(super) fn missed(&self, definition: &Definition, saga: &Saga, now: Timestamp) {
+        if !self.participants.queued.are_heard() {
+            return;
+        }
         for (id, active) in &saga.state.active {
             let Some(step) = definition.step(id) else {
                 continue;
@@ -61,7 +65,7 @@ impl Executor {
             let call = Call {
                 operation: &key.operation,
                 sagas: &[saga.id],
-                sent_at: active.wake_at - step.timeout.delta() - REPLY_GRACE,
+                sent_at: sent_at(step, active),
                 purpose: purpose(active.probe, active.attempt),
             };
             let lost = Verdict::Lost {
@@ -73,10 +77,17 @@ impl Executor {
         }
     }
 
-    /// A reply was read. Where replies come later, any answer shows that somebody is there.
-    pub(super) fn heard_later(&self, definition: &Definition, event: &Event, now: Timestamp) {
+    /// A reply was read for a saga as it was before it. Where replies come later, any answer shows that somebody is there, and
+    /// one to the latest attempt how long that takes.
+    pub(super) fn heard_later(
+        &self,
+        definition: &Definition,
+        saga: &Saga,
+        event: &Event,
+        now: Timestamp,
+    ) {
         let Event::Replied {
-            step,
+            step: id,
             direction,
             attempt,
             outcome,
@@ -84,7 +95,10 @@ impl Executor {
         else {
             return;
         };
-        let key = group(definition, step, *direction, SizeClass::Whole);
+        let (Some(step), Some(active)) = (definition.step(id), saga.state.active.get(id)) else {
+            return;
+        };
+        let key = group(definition, id, *direction, SizeClass::Whole);
         let is_answer = !matches!(outcome, Outcome::Unknown { .. });
         if is_answer && self.participants.queued.names.contains(&key.participant) {
             let call = Call {
@@ -93,7 +107,12 @@ impl Executor {
                 sent_at: now,
                 purpose: purpose(false, *attempt),
             };
-            self.lock().care(&key.participant).replied(&call, now);
+            let mut ready = self.lock();
+            let care = ready.care(&key.participant);
+            care.replied(&call, now);
+            if active.phase == Phase::Sent && active.attempt == *attempt {
+                care.waited(sent_at(step, active), step.timeout.delta(), now);
+            }
         }
     }
 

@@ -47,9 +47,6 @@ pub use replies::Replies;
 /// A command that waited longer than this since its row said `sent` is fenced again before it goes out.
 const FRESH_FOR: chrono::TimeDelta = chrono::TimeDelta::milliseconds(250);
 
-/// How long a step waits in the table for its turn.
-const QUEUED_FOR: chrono::TimeDelta = chrono::TimeDelta::seconds(2);
-
 /// How often what is queued and can't go yet is looked at again, if no call ends meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 const TICK: Duration = Duration::from_millis(1);
@@ -148,8 +145,8 @@ impl Executor {
             let next = self.lock().next(self.clock.now());
             match next {
                 Next::Call(batch) => drop(tokio::spawn(Arc::clone(&self).run_batch(batch))),
-                Next::PutBack(step, waits) => {
-                    drop(tokio::spawn(Arc::clone(&self).put_back(step, waits)));
+                Next::PutBack(sagas) => {
+                    drop(tokio::spawn(Arc::clone(&self).put_back(sagas)));
                 }
                 Next::Later(at) => {
                     let wait = at.and_then(|at| (at - self.clock.now()).to_std().ok());
@@ -238,6 +235,7 @@ impl Executor {
     /// # Errors
     /// Those of [`Store::revise`] and [`Store::definitions`].
     pub async fn claim(self: &Arc<Self>, limit: usize) -> Result<usize, store::Error> {
+        self.lock().give_up(self.clock.now());
         let room = self
             .settings
             .held_max
@@ -377,20 +375,17 @@ impl Executor {
             Turn::Soon
         } else {
             count_put_back(&key.participant, "no_room");
-            let turn_at = ready.turn_at(key, saga, now);
-            return Turn::At(turn_at.unwrap_or(now + QUEUED_FOR));
+            return Turn::At(ready.turn_at(key, saga, now));
         };
         drop(ready);
         promised.promise(key.clone(), saga);
         turn
     }
 
-    /// Back to the table, at no attempt: the participant is left alone.
-    async fn put_back(self: Arc<Self>, step: StepId, waits: Vec<(Saga, Wait)>) {
-        let put_back = waits.into_iter().map(|(saga, wait)| batch::Answered {
-            saga,
-            event: deferred(step.clone(), wait),
-        });
+    /// Back to the table, at no attempt.
+    async fn put_back(self: Arc<Self>, sagas: Vec<(Saga, Event)>) {
+        let put_back = sagas.into_iter();
+        let put_back = put_back.map(|(saga, event)| batch::Answered { saga, event });
         let in_hand = self.record(put_back.collect()).await;
         self.submit(in_hand);
     }

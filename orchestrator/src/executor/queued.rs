@@ -4,7 +4,7 @@
 //! fenced "sent" ─► one record per command ─┬─ delivered, or nobody knows ─► stays sent; a reply or the time-out moves it
 //!                                          └─ certainly not sent ─► deferred, at no attempt
 //! ```
-//! Relies on the row's wake-up time as the only timer. Never: produces one sending of a command twice, or holds a saga until
+//! How many may be without an answer is up to the participant's care. Relies on the row's wake-up time as the only timer. Never: produces one sending of a command twice, or holds a saga until
 //! its answer comes; another coordinator may read that.
 
 use std::collections::BTreeSet;
@@ -31,6 +31,15 @@ pub struct Queued {
     pub replies: Option<Arc<dyn Feed>>,
 }
 
+impl Queued {
+    /// Whether replies are read here. Else nothing is known of who answers how fast: there may be more coordinators than
+    /// partitions of replies.
+    pub(super) fn are_heard(&self) -> bool {
+        let replies = self.replies.as_ref();
+        replies.is_some_and(|replies| replies.has_partitions())
+    }
+}
+
 impl Context<'_> {
     pub(super) fn is_queued(&self) -> bool {
         let queued = &self.executor.participants.queued;
@@ -45,6 +54,7 @@ impl Context<'_> {
             .map(|command| self.message(&command))
             .collect();
         let count = messages.len();
+        self.await_replies(&sagas);
         // Not longer than the rows say `sent`: what is deferred must not be with somebody else already.
         let producing = tokio::time::timeout(self.timeout, self.executor.bus.deliver(messages));
         let Ok(deliveries) = producing.await else {
@@ -70,11 +80,32 @@ impl Context<'_> {
         if not_sent.is_empty() {
             return;
         }
+        self.await_no_reply(&not_sent);
         let error = CallError::Unreachable("kafka did not take the command".to_owned());
         let until = self.executor.clock.now() + NOT_SENT_FOR;
         let events = vec![self.deferred(until, &error); not_sent.len()];
         let answered = batch::answered(not_sent, events);
         self.executor.submit(self.executor.record(answered).await);
+    }
+
+    /// Counts the commands as awaited before the first reply can come.
+    fn await_replies(&self, sagas: &[Saga]) {
+        if !self.executor.participants.queued.are_heard() {
+            return;
+        }
+        let mut ready = self.executor.lock();
+        let care = ready.care(&self.call.participant);
+        for active in sagas.iter().filter_map(|saga| self.active(saga)) {
+            care.awaits(self.sent_at(active), active.wake_at);
+        }
+    }
+
+    fn await_no_reply(&self, sagas: &[Saga]) {
+        let mut ready = self.executor.lock();
+        let care = ready.care(&self.call.participant);
+        for active in sagas.iter().filter_map(|saga| self.active(saga)) {
+            care.withdrawn(self.sent_at(active));
+        }
     }
 
     fn message(&self, command: &Command) -> Publish {

@@ -6,14 +6,16 @@
 //! ```
 //! Relies on the caller to run the batches it hands out, and on [`Care`] for how each participant is to be treated.
 //! Never: holds more than can be sent within five seconds at the measured rate of the group; the rest stays in the
-//! windows or in the table.
+//! windows or in the table. And never so long that its row looks unanswered: then it goes back too.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use lapse_sagas::{DefinitionHash, Direction, SagaId, StepId, Timestamp};
+use chrono::TimeDelta;
+use lapse_sagas::transition::REPLY_GRACE;
+use lapse_sagas::{DefinitionHash, Direction, Event, SagaId, StepId, Timestamp};
 
-use super::care::{Care, Entry, Purpose, Wait};
+use super::care::{Care, Entry, Purpose};
 use crate::store::Saga;
 
 /// Sagas whose next commands may share one call.
@@ -64,8 +66,8 @@ pub struct Batch {
 pub enum Next {
     /// This call. Its slot is taken until [`Ready::finished`].
     Call(Batch),
-    /// Put these back: their participant is left alone.
-    PutBack(StepId, Vec<(Saga, Wait)>),
+    /// Put these back, by these events: their participant is left alone, or their turn does not come in time.
+    PutBack(Vec<(Saga, Event)>),
     /// Something is queued and can't go yet; at this time it may, if no call ends before.
     Later(Option<Timestamp>),
     /// Nothing is queued.
@@ -88,10 +90,18 @@ struct Group {
     calls: usize,
     sagas_in_calls: usize,
     per_second: Option<f64>,
+    /// When it was last looked for sagas whose turn does not come in time.
+    searched_at: Option<Timestamp>,
 }
 
 /// How much a group may hold, in seconds of work at its measured rate.
 const HOLD_S: f64 = 5.0;
+
+/// How long a step waits in the table for its turn.
+const QUEUED_FOR: TimeDelta = TimeDelta::seconds(2);
+
+/// How often a queue is searched for what has waited too long.
+const SEARCH_EVERY: TimeDelta = TimeDelta::milliseconds(100);
 
 impl Ready {
     /// No sagas; `slots` calls at a time per group, of `batch_max` commands at most.
@@ -113,6 +123,13 @@ impl Ready {
     /// Those of which anything is known.
     pub fn participants(&self) -> Vec<String> {
         self.cares.keys().cloned().collect()
+    }
+
+    /// Replies that have not come by now will not come.
+    pub fn give_up(&mut self, now: Timestamp) {
+        for care in self.cares.values_mut() {
+            care.give_up(now);
+        }
     }
 
     /// How a participant is treated.
@@ -165,9 +182,10 @@ impl Ready {
         calls < self.slots && ahead < self.cap(key) && ahead < room && self.room(key, now) > before
     }
 
-    /// When a saga that finds no room looks again, if its participant's limit says so.
-    pub fn turn_at(&self, key: &GroupKey, saga: SagaId, now: Timestamp) -> Option<Timestamp> {
-        self.cares.get(&key.participant)?.turn_at(saga, now)
+    /// When a saga that finds no room looks again.
+    pub fn turn_at(&self, key: &GroupKey, saga: SagaId, now: Timestamp) -> Timestamp {
+        let care = self.cares.get(&key.participant);
+        turn_at(care, saga, now)
     }
 
     /// Queues a saga; in place of an older state of it.
@@ -229,15 +247,30 @@ impl Ready {
         ) else {
             return Next::Later(None);
         };
+        let late = group.take_late(&key.step, now);
+        if !late.is_empty() {
+            self.held -= late.len();
+            let queued = |saga: Saga| {
+                let until = turn_at(Some(care), saga.id, now);
+                let step = key.step.clone();
+                (saga, Event::Queued { step, until })
+            };
+            return Next::PutBack(late.into_iter().map(queued).collect());
+        }
         let is_probe = key.size == SizeClass::Probe;
         if !is_probe && care.is_shut(&key.operation, now) {
             let sagas = group.take(batch_max);
             self.held -= sagas.len();
             let put_back = sagas.into_iter().filter_map(|saga| {
                 let wait = care.wait(&key.operation, saga.id, now)?;
-                Some((saga, wait))
+                let event = Event::Deferred {
+                    step: key.step.clone(),
+                    until: wait.until,
+                    error: wait.why,
+                };
+                Some((saga, event))
             });
-            return Next::PutBack(key.step.clone(), put_back.collect());
+            return Next::PutBack(put_back.collect());
         }
         // Probes are bounded by their number per second; if they hang, the next one may still find somebody.
         if !is_probe && (group.calls >= slots || care.room() == 0) {
@@ -291,6 +324,22 @@ impl Group {
         self.queue.values().take(size)
     }
 
+    /// Takes out what would look unanswered, or be taken over, before it could go out.
+    fn take_late(&mut self, step: &StepId, now: Timestamp) -> Vec<Saga> {
+        if self.searched_at.is_some_and(|at| now - at < SEARCH_EVERY) {
+            return Vec::new();
+        }
+        self.searched_at = Some(now);
+        let is_late = |_: &_, saga: &mut Saga| {
+            let active = saga.state.active.get(step);
+            active.is_some_and(|active| active.wake_at - now < REPLY_GRACE)
+        };
+        self.queue
+            .extract_if(.., is_late)
+            .map(|(_, saga)| saga)
+            .collect()
+    }
+
     fn take(&mut self, size: usize) -> Vec<Saga> {
         let size = size.min(self.queue.len());
         std::iter::from_fn(|| self.queue.pop_first())
@@ -298,6 +347,11 @@ impl Group {
             .map(|(_, saga)| saga)
             .collect()
     }
+}
+
+fn turn_at(care: Option<&Care>, saga: SagaId, now: Timestamp) -> Timestamp {
+    let turn_at = care.and_then(|care| care.turn_at(saga, now));
+    turn_at.unwrap_or(now + QUEUED_FOR)
 }
 
 fn count(counter: &'static str, participant: &str) {

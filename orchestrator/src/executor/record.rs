@@ -141,7 +141,7 @@ impl Executor {
         match transition(&definition, saga.state.clone(), event.clone(), now) {
             Ok((state, effects)) => {
                 observe(saga, &effects, now);
-                self.heard_later(&definition, event, now);
+                self.heard_later(&definition, saga, event, now);
                 let (state, effects) =
                     self.go_on(&definition, state, now, promised, effects, deferred);
                 Decision::Move(state, effects)

@@ -168,6 +168,10 @@ impl Feed for KafkaFeed {
         }
     }
 
+    fn has_partitions(&self) -> bool {
+        !self.shared.held().assigned.is_empty()
+    }
+
     async fn commit(&self, origins: &[Origin]) -> Vec<bool> {
         let (done, committed) = oneshot::channel();
         let request = CommitRequest {

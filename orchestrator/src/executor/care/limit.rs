@@ -25,6 +25,7 @@ pub struct Limit {
     usual: f64,
     commands: Option<usize>,
     raised_at: Option<Timestamp>,
+    lowered_at: Option<Timestamp>,
     full: usize,
 }
 
@@ -36,6 +37,7 @@ impl Limit {
             usual: 1.0,
             commands: None,
             raised_at: None,
+            lowered_at: None,
             full,
         }
     }
@@ -43,6 +45,11 @@ impl Limit {
     /// Commands under way.
     pub fn in_flight(&self) -> usize {
         self.in_flight
+    }
+
+    /// From how many on there is no limit.
+    pub fn full(&self) -> usize {
+        self.full
     }
 
     /// How many there may be.
@@ -64,7 +71,12 @@ impl Limit {
         }
     }
 
-    /// It is through, whatever came of it.
+    /// The reply to a command is still to come when its call is through.
+    pub fn stay(&mut self) {
+        self.in_flight += 1;
+    }
+
+    /// They are through, whatever came of it.
     pub fn ended(&mut self, commands: usize) {
         self.in_flight = self.in_flight.saturating_sub(commands);
     }
@@ -79,9 +91,12 @@ impl Limit {
         self.commands = Some(limit * 2).filter(|limit| *limit < self.full);
     }
 
-    /// A call had no answer, or the participant has too much to do. Where replies come later nothing may be under way by
-    /// then; what is usual tells.
-    pub fn bad(&mut self, now: Timestamp) {
+    /// A call had no answer, or the participant has too much to do. What went out before the limit was lowered can't tell
+    /// whether that was enough. Where replies come later nothing may be under way by then; what is usual tells.
+    pub fn bad(&mut self, sent_at: Timestamp, now: Timestamp) {
+        if self.lowered_at.is_some_and(|at| sent_at < at) {
+            return;
+        }
         let under_way = match self.in_flight {
             0 => self.usual as usize,
             commands => commands,
@@ -89,6 +104,7 @@ impl Limit {
         let had = self.commands.unwrap_or(under_way).min(under_way);
         self.commands = Some((had / 2).max(1));
         self.raised_at = Some(now);
+        self.lowered_at = Some(now);
     }
 
     /// What was learnt is too old to go by.
@@ -100,6 +116,7 @@ impl Limit {
     pub fn slow_start(&mut self, now: Timestamp) {
         self.commands = Some(((self.usual * SLOW_START) as usize).max(1));
         self.raised_at = Some(now);
+        self.lowered_at = Some(now);
     }
 }
 
@@ -121,7 +138,7 @@ mod tests {
     fn there_is_no_limit_until_a_call_goes_wrong() {
         let mut limit = busy(1_500);
         assert_eq!(limit.room(), usize::MAX);
-        limit.bad(at(0));
+        limit.bad(at(0), at(0));
         assert_eq!((limit.commands(), limit.room()), (Some(750), 0));
     }
 
@@ -129,7 +146,7 @@ mod tests {
     fn bad_calls_halve_it_down_to_one_and_good_ones_double_it_until_it_is_gone() {
         let mut limit = busy(8);
         for _ in 0..9 {
-            limit.bad(at(0));
+            limit.bad(at(0), at(0));
         }
         assert_eq!(limit.commands(), Some(1));
         for n in 1..11 {
@@ -144,8 +161,19 @@ mod tests {
     fn a_reply_that_is_missed_halves_what_is_usual() {
         let mut limit = busy(400);
         limit.ended(400);
-        limit.bad(at(0));
+        limit.bad(at(0), at(0));
         assert_eq!(limit.commands(), Some(200));
+    }
+
+    #[test]
+    fn all_that_was_under_way_together_lowers_it_once() {
+        let mut limit = busy(1_000);
+        for ms in 5_000..5_100 {
+            limit.bad(at(0), at(ms));
+        }
+        assert_eq!(limit.commands(), Some(500));
+        limit.bad(at(5_000), at(10_000));
+        assert_eq!(limit.commands(), Some(250));
     }
 
     #[test]
@@ -165,7 +193,7 @@ mod tests {
     #[test]
     fn what_is_under_way_counts_until_it_is_through() {
         let mut limit = busy(10);
-        limit.bad(at(0));
+        limit.bad(at(0), at(0));
         limit.ended(8);
         assert_eq!((limit.in_flight(), limit.room()), (2, 3));
     }

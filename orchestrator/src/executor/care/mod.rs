@@ -17,6 +17,7 @@ mod pace;
 mod simulation;
 #[cfg(test)]
 mod tests;
+mod window;
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -28,6 +29,7 @@ use self::breaker::Breaker;
 use self::budget::Budget;
 use self::limit::Limit;
 use self::pace::Pace;
+use self::window::Window;
 use crate::store::ParticipantDown;
 
 pub use self::breaker::{Fault, Open};
@@ -147,6 +149,8 @@ pub struct Care {
     operations: BTreeMap<String, Breaker>,
     limit: Limit,
     limited_since: Timestamp,
+    /// Only where replies come later.
+    window: Option<Window>,
     pace: Pace,
     /// Until then what waited for it comes.
     recovers_until: Timestamp,
@@ -166,6 +170,7 @@ impl Care {
             operations: BTreeMap::new(),
             limit: Limit::new(full),
             limited_since: Timestamp::MIN_UTC,
+            window: None,
             pace: Pace::default(),
             recovers_until: Timestamp::MIN_UTC,
             budget: Budget::new(),
@@ -232,12 +237,23 @@ impl Care {
 
     /// How many more commands may go out now.
     pub fn room(&self) -> usize {
-        self.limit.room()
+        let window = self.window.as_ref().map_or(usize::MAX, |window| {
+            window.size().saturating_sub(self.limit.in_flight())
+        });
+        self.limit.room().min(window)
     }
 
-    /// How many commands may be under way and waiting for their turn together.
+    /// How many commands may be in calls and waiting for their turn together.
     pub fn may_hold(&self) -> usize {
-        self.limit.commands().map_or(usize::MAX, |limit| limit * 2)
+        let limits = [
+            self.limit.commands(),
+            self.window.as_ref().map(Window::size),
+        ];
+        let limit = limits.into_iter().flatten().min();
+        let awaited = self.window.as_ref().map_or(0, Window::commands);
+        limit.map_or(usize::MAX, |limit| {
+            limit.saturating_mul(2).saturating_sub(awaited)
+        })
     }
 
     /// Retry calls that may begin within the next seconds.
@@ -258,7 +274,8 @@ impl Care {
 
     /// Before this no call may begin; probes aside.
     pub fn next_at(&self, now: Timestamp) -> Option<Timestamp> {
-        let next_at = self.pace.next_at()?;
+        // A queue is read at its reader's pace.
+        let next_at = self.pace.next_at().filter(|_| self.window.is_none())?;
         (now < self.recovers_until && now < next_at).then_some(next_at)
     }
 
@@ -280,6 +297,38 @@ impl Care {
         self.limit.ended(commands);
     }
 
+    /// A command of a call was sent then, and its reply comes later; its step waits until then. Said before [`Care::ended`].
+    pub fn awaits(&mut self, sent_at: Timestamp, until: Timestamp) {
+        let window = self
+            .window
+            .get_or_insert_with(|| Window::new(self.limit.full() / 4));
+        window.sent(sent_at, until);
+        self.limit.stay();
+    }
+
+    /// A command that was sent then, by whatever coordinator, has its reply now.
+    pub fn waited(&mut self, sent_at: Timestamp, timeout: TimeDelta, now: Timestamp) {
+        if let Some(window) = &mut self.window {
+            self.limit.ended(window.answered(sent_at, timeout, now));
+        }
+    }
+
+    /// One of the commands that count as sent then was not.
+    pub fn withdrawn(&mut self, sent_at: Timestamp) {
+        let withdrawn = self
+            .window
+            .as_mut()
+            .map_or(0, |window| window.take_one(sent_at));
+        self.limit.ended(withdrawn);
+    }
+
+    /// Replies that have not come by now will not come.
+    pub fn give_up(&mut self, now: Timestamp) {
+        let window = self.window.as_mut();
+        let given_up = window.map_or(0, |window| window.given_up(now));
+        self.limit.ended(given_up);
+    }
+
     /// What came of a call. Said before [`Care::ended`].
     pub fn heard(&mut self, call: &Call<'_>, verdict: Verdict, now: Timestamp) {
         self.heard_at = now;
@@ -294,13 +343,16 @@ impl Care {
                 let sagas = call.sagas.iter().copied();
                 self.breaker
                     .unanswered(fault, &error, sagas, call.sent_at, now);
-                self.limit.bad(now);
+                self.limit.bad(call.sent_at, now);
+                if let Some(window) = &mut self.window {
+                    window.missed(call.sent_at, now);
+                }
                 if let Some(retry_after) = retry_after {
                     self.leave_alone(call.operation, retry_after, now);
                 }
             }
             Verdict::Busy { retry_after } => {
-                self.limit.bad(now);
+                self.limit.bad(call.sent_at, now);
                 let busy_for = retry_after.unwrap_or(BUSY_FOR.to_std().unwrap_or_default());
                 self.leave_alone(call.operation, busy_for, now);
             }

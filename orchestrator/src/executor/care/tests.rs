@@ -259,3 +259,23 @@ fn replies_that_come_later_close_the_breaker_and_raise_the_limit_again() {
     assert!(begins_with < 100, "slowly: {begins_with}");
     assert_eq!(given.care.room(), usize::MAX, "and then freely");
 }
+
+#[test]
+fn where_replies_come_later_no_more_is_sent_than_is_answered_in_time() {
+    let mut given = Given::new();
+    for _ in 0..500 {
+        given.care.awaits(at(0), at(6_000));
+    }
+    assert_eq!((given.care.room(), given.care.may_hold()), (0, 500));
+
+    given.care.waited(at(0), TimeDelta::seconds(5), at(4_000));
+    assert_eq!(given.care.room(), 0, "they take too long");
+
+    given.care.give_up(at(12_000));
+    assert_eq!(given.care.in_flight(), 0);
+    assert_eq!(
+        given.care.room(),
+        8,
+        "one in four seconds: as few as possible"
+    );
+}

@@ -50,14 +50,21 @@ impl Queue {
             .queueing_coordinator(self.bus.clone(), self.replies.clone())
     }
 
-    /// Every command of a step so far, in the order in which they were produced.
-    fn commands(&self, step: &str) -> Vec<Command> {
+    /// Every command but the first so many, in the order in which they were produced.
+    fn commands_from(&self, first: usize) -> Vec<Command> {
         let published = self.bus.published().into_iter();
         published
             .filter(|message| message.topic.starts_with("commands."))
+            .skip(first)
             .map(|message| serde_json::from_str(&message.payload).expect("a command"))
-            .filter(|command: &Command| command.step.as_str() == step)
             .collect()
+    }
+
+    /// Those of a step.
+    fn commands(&self, step: &str) -> Vec<Command> {
+        let mut commands = self.commands_from(0);
+        commands.retain(|command| command.step.as_str() == step);
+        commands
     }
 
     /// The command of this attempt, once it is produced.
@@ -257,6 +264,34 @@ async fn a_coordinator_killed_between_settlement_and_commit_leaves_a_reply_that_
     assert_eq!(saga.state.status, Status::Completed);
 }
 
+/// Its participants do five hundred commands a second, and a step waits for a second and a half.
+#[tokio::test(start_paused = true)]
+async fn a_burst_is_sent_no_faster_than_its_participant_answers() {
+    const ORDERS: usize = 2_000;
+    let queue = Queue::new().await;
+    let coordinator = queue.coordinator();
+    let orders: Vec<String> = (0..ORDERS).map(|n| format!("o{n}")).collect();
+    let orders: Vec<&str> = orders.iter().map(String::as_str).collect();
+    queue.world.start(&coordinator, &orders).await;
+
+    let mut answered = 0;
+    let mut turns = tokio::time::interval(Duration::from_millis(20));
+    while answered < 2 * ORDERS {
+        turns.tick().await;
+        let commands = queue.commands_from(answered);
+        let next = &commands[..commands.len().min(10)];
+        for command in next {
+            queue.answer(command, done());
+        }
+        answered += next.len();
+    }
+
+    queue.all_read().await;
+    let commands = queue.commands_from(0).into_iter();
+    let again = commands.filter(|command| command.attempt > 1);
+    assert_eq!(again.count(), 0, "commands had to be sent again");
+}
+
 /// A feed whose reader dies before it has committed anything.
 struct Stuck(Arc<MemoryFeed>);
 
@@ -265,6 +300,10 @@ impl Feed for Stuck {
     async fn next(&self, max: usize) -> Vec<Record> {
         self.0.next(max).await
     }
+    fn has_partitions(&self) -> bool {
+        true
+    }
+
     async fn commit(&self, _: &[Origin]) -> Vec<bool> {
         std::future::pending().await
     }
@@ -285,6 +324,10 @@ impl Feed for LoggedFeed {
     async fn next(&self, max: usize) -> Vec<Record> {
         self.inner.next(max).await
     }
+    fn has_partitions(&self) -> bool {
+        true
+    }
+
     async fn commit(&self, origins: &[Origin]) -> Vec<bool> {
         self.log.lock().unwrap().push("committed");
         if self.commits {
