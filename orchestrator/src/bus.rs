@@ -77,7 +77,7 @@ pub struct Publish {
 }
 
 /// What became of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Delivery {
     /// It is on its topic: there is a delivery report.
     Delivered,
@@ -85,6 +85,17 @@ pub enum Delivery {
     NotSent,
     /// Nobody knows.
     Unknown,
+}
+
+impl Delivery {
+    /// The name, as in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Delivery::Delivered => "sent",
+            Delivery::NotSent => "not_sent",
+            Delivery::Unknown => "unknown",
+        }
+    }
 }
 
 /// Where messages go that are not to be repeated blindly.
@@ -139,6 +150,8 @@ struct Memory {
     records: BTreeMap<(Arc<str>, i64), Kept>,
     published: Vec<Publish>,
     refuses_to_publish: bool,
+    is_away: bool,
+    queued: Vec<Publish>,
     suspicion: bool,
 }
 
@@ -199,6 +212,16 @@ impl MemoryBus {
         self.state().refuses_to_publish = refuses;
     }
 
+    /// From now on nothing is delivered and nothing said, as by a client without a broker, or all of it at once.
+    pub fn set_is_away(&self, is_away: bool) {
+        let mut state = self.state();
+        state.is_away = is_away;
+        if !is_away {
+            let queued = std::mem::take(&mut state.queued);
+            state.published.extend(queued);
+        }
+    }
+
     /// As after an offset gap.
     pub fn suspect(&self) {
         self.state().suspicion = true;
@@ -255,6 +278,10 @@ impl MemoryBus {
 #[async_trait]
 impl Outlet for MemoryBus {
     async fn deliver(&self, messages: Vec<Publish>) -> Vec<Delivery> {
+        if self.state().is_away {
+            self.state().queued.extend(messages);
+            return std::future::pending().await;
+        }
         let delivery = |arrived| match arrived {
             true => Delivery::Delivered,
             false => Delivery::NotSent,
@@ -307,8 +334,9 @@ impl Bus for MemoryBus {
 
     async fn publish(&self, messages: Vec<Publish>) -> Vec<bool> {
         let mut state = self.state();
-        let delivered = vec![!state.refuses_to_publish; messages.len()];
-        if !state.refuses_to_publish {
+        let takes = !state.refuses_to_publish && !state.is_away;
+        let delivered = vec![takes; messages.len()];
+        if takes {
             state.published.extend(messages);
         }
         delivered

@@ -78,7 +78,7 @@ fn describe() {
     );
     describe_counter!(
         "lapse_commands_produced_total",
-        "Commands for participants behind Kafka, by participant and fate: sent, or not_sent and due again."
+        "Commands for participants behind Kafka, by participant and fate: sent, not_sent, or unknown; due again but when sent."
     );
     describe_counter!(
         "lapse_replies_ignored_total",

@@ -73,6 +73,14 @@ pub enum Event {
         /// When to look again.
         until: Timestamp,
     },
+    /// Nobody knows whether the command has gone out, and its participant can't be blamed for that: what is between them does
+    /// not work. It may have been applied, and the saga waits on at no attempt.
+    Undelivered {
+        /// Which active step; sent.
+        step: StepId,
+        /// Why, for people.
+        error: String,
+    },
     /// A participant answered, or the call ended without a usable answer ([`Outcome::Unknown`]). Whoever reads the
     /// reply has compared its command id with [`crate::State::command_id`]: another id is another run's, and stale.
     Replied {
@@ -124,8 +132,8 @@ pub enum Effect {
 /// One line of a saga's history.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Entry {
-    /// What happened: `started`, `replied`, `postponed`, `timed_out`, `taken_over`, `deferred`, `probed`, `cause_raised`,
-    /// `retried`, `resolved`.
+    /// What happened: `started`, `replied`, `postponed`, `timed_out`, `taken_over`, `deferred`, `probed`,
+    /// `undelivered`, `cause_raised`, `retried`, `resolved`.
     pub kind: String,
     /// The step, if it was about one.
     #[serde(default, skip_serializing_if = "Option::is_none")]

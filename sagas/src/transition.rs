@@ -9,7 +9,7 @@
 //!    ▲ │                         │  └─not_due──► Postponed ─┐
 //!    │ └─Deferred, Queued──────────┴─► Deferred ─┐  └─failed, unknown─► Retrying ─┐
 //!    └────────────Due────────────────────────────┴────────────────────────────────┘
-//!  Due on Taken: take-over. Due on Sent: unknown. Unknown of a probe: Deferred, at no attempt.
+//!  Due on Taken: take-over. Due on Sent: unknown. Unknown of a probe, Undelivered: Deferred, at no attempt.
 //! ```
 
 use chrono::TimeDelta;
@@ -29,8 +29,9 @@ mod recovery;
 pub const TAKEN_FOR: TimeDelta = TimeDelta::seconds(10);
 /// So many take-overs without an outcome in between are a crash loop: the saga parks.
 pub const MAX_TAKEOVERS: u32 = 10;
-/// How long a saga that went ahead as a probe and had no answer waits before it is looked at again.
-pub const PROBED_FOR: TimeDelta = TimeDelta::seconds(5);
+/// How long a saga waits before it is looked at again that went ahead as a probe and had no answer, or whose command may not
+/// have gone out.
+pub const UNPROVEN_FOR: TimeDelta = TimeDelta::seconds(5);
 /// Added to a step's time-out before a missing reply counts as unknown.
 pub const REPLY_GRACE: TimeDelta = TimeDelta::seconds(1);
 
@@ -61,6 +62,7 @@ pub fn transition(
         Event::Probing { step } => change.probing(&step),
         Event::Deferred { step, until, error } => change.deferred(&step, until, error),
         Event::Queued { step, until } => change.queued(&step, until),
+        Event::Undelivered { step, error } => change.undelivered(&step, &error),
         Event::Replied {
             step,
             direction,
@@ -201,13 +203,22 @@ impl Change<'_> {
         true
     }
 
-    /// A probe that had no answer: it may have been applied, and nobody knows yet whether its participant is there.
-    fn unproven(&mut self, step: &StepId, probe: &Active, error: &str) {
-        self.mark_maybe_applied(step, probe.direction);
+    fn undelivered(&mut self, step: &StepId, error: &str) -> Changed {
+        let active = self.open(step)?;
+        if active.phase != Phase::Sent {
+            return Err(self.illegal("what was not sent is undelivered anyway"));
+        }
+        self.unproven(step, &active, "undelivered", error);
+        Ok(())
+    }
+
+    /// It may have been applied, and nobody knows yet whether its participant is there, or can be reached.
+    fn unproven(&mut self, step: &StepId, sent: &Active, kind: &str, error: &str) {
+        self.mark_maybe_applied(step, sent.direction);
         self.with_active(step, |active| active.takeovers = 0);
-        self.wait_on(step, probe, self.now + PROBED_FOR, error);
+        self.wait_on(step, sent, self.now + UNPROVEN_FOR, error);
         let detail = json!({ "error": error, "wake_at": self.wake_at(step) });
-        self.note("probed", step, probe, detail);
+        self.note(kind, step, sent, detail);
     }
 
     fn queued(&mut self, step: &StepId, until: Timestamp) -> Changed {
@@ -365,7 +376,7 @@ impl Change<'_> {
         let error = outcome.error().unwrap_or_default().to_owned();
         if matches!(outcome, Outcome::Unknown { .. }) {
             if answered.probe {
-                return self.unproven(step, &answered, &error);
+                return self.unproven(step, &answered, "probed", &error);
             }
             self.mark_maybe_applied(step, answered.direction);
         }

@@ -38,7 +38,7 @@ pub(super) struct Answered {
 pub(super) struct Context<'a> {
     pub(super) executor: &'a Arc<Executor>,
     definition: Arc<Definition>,
-    key: GroupKey,
+    pub(super) key: GroupKey,
     purpose: Purpose,
     pub(super) call: Call,
     participant: Arc<dyn Participant>,
@@ -322,7 +322,12 @@ impl Context<'_> {
     }
 
     /// The participant's care hears of every call; what it makes of it is for the calls to come.
-    fn hear(&self, sagas: &[Saga], result: &Result<Vec<Reply>, CallError>, sent_at: Timestamp) {
+    pub(super) fn hear(
+        &self,
+        sagas: &[Saga],
+        result: &Result<Vec<Reply>, CallError>,
+        sent_at: Timestamp,
+    ) {
         let ids: Vec<_> = sagas.iter().map(|saga| saga.id).collect();
         let call = care::Call {
             operation: &self.key.operation,

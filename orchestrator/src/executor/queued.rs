@@ -1,18 +1,19 @@
 //! Commands for participants behind Kafka: produced once per attempt, answered some time by [`super::Replies`].
 //!
 //! ```text
-//! fenced "sent" ─► one record per command ─┬─ delivered, or nobody knows ─► stays sent; a reply or the time-out moves it
+//! fenced "sent" ─► one record per command ─┬─ delivered ─► stays sent; a reply or the time-out moves it
+//!                                          ├─ nobody knows ─► undelivered, at no attempt; a reply moves it all the same
 //!                                          └─ certainly not sent ─► deferred, at no attempt
 //! ```
 //! How many may be without an answer is up to the participant's care. Relies on the row's wake-up time as the only timer. Never: produces one sending of a command twice, or holds a saga until
 //! its answer comes; another coordinator may read that.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use chrono::TimeDelta;
 use lapse_participants::kit::{CallError, Command};
-use tracing::warn;
+use lapse_sagas::Event;
 
 use super::batch::{self, Context};
 use crate::bus::{Delivery, Publish, commands_topic};
@@ -46,46 +47,50 @@ impl Context<'_> {
         queued.names.contains(&self.call.participant)
     }
 
-    /// Produces a batch whose rows say `sent`, and gives back what was not sent.
+    /// Produces a batch whose rows say `sent`, and gives back what was not sent, as far as anybody knows.
     pub(super) async fn produce(&self, sagas: Vec<Saga>) {
         let messages: Vec<Publish> = sagas
             .iter()
             .filter_map(|saga| self.command(saga))
             .map(|command| self.message(&command))
             .collect();
-        let count = messages.len();
         self.await_replies(&sagas);
-        // Not longer than the rows say `sent`: what is deferred must not be with somebody else already.
+        let began_at = self.executor.clock.now();
+        // Not longer than the rows say `sent`: what is given back must not be with somebody else already.
         let producing = tokio::time::timeout(self.timeout, self.executor.bus.deliver(messages));
-        let Ok(deliveries) = producing.await else {
-            warn!(
-                commands = count,
-                participant = self.call.participant,
-                "kafka has not said whether it has these commands; they count as sent"
-            );
-            return;
-        };
-        let not_sent: Vec<Saga> = sagas
-            .into_iter()
-            .zip(deliveries)
-            .filter(|(_, delivery)| *delivery == Delivery::NotSent)
-            .map(|(saga, _)| saga)
-            .collect();
-        let counter = |fate| {
-            metrics::counter!("lapse_commands_produced_total",
-                "participant" => self.call.participant.clone(), "fate" => fate)
-        };
-        counter("not_sent").increment(not_sent.len() as u64);
-        counter("sent").increment((count - not_sent.len()) as u64);
-        if not_sent.is_empty() {
-            return;
+        let deliveries = producing.await;
+        let deliveries = deliveries.unwrap_or_else(|_| vec![Delivery::Unknown; sagas.len()]);
+        let mut by_delivery: BTreeMap<Delivery, Vec<Saga>> = BTreeMap::new();
+        for (saga, delivery) in sagas.into_iter().zip(deliveries) {
+            by_delivery.entry(delivery).or_default().push(saga);
         }
-        self.await_no_reply(&not_sent);
-        let error = CallError::Unreachable("kafka did not take the command".to_owned());
-        let until = self.executor.clock.now() + NOT_SENT_FOR;
-        let events = vec![self.deferred(until, &error); not_sent.len()];
-        let answered = batch::answered(not_sent, events);
-        self.executor.submit(self.executor.record(answered).await);
+        for (delivery, sagas) in by_delivery {
+            metrics::counter!("lapse_commands_produced_total",
+                "participant" => self.call.participant.clone(), "fate" => delivery.name())
+            .increment(sagas.len() as u64);
+            let events = match delivery {
+                Delivery::Delivered => continue,
+                Delivery::NotSent => {
+                    let error = CallError::Unreachable("kafka did not take the command".to_owned());
+                    let until = self.executor.clock.now() + NOT_SENT_FOR;
+                    vec![self.deferred(until, &error); sagas.len()]
+                }
+                Delivery::Unknown => {
+                    let error = "kafka has not said whether it has the command".to_owned();
+                    let error = CallError::Unreachable(error);
+                    let event = Event::Undelivered {
+                        step: self.key.step.clone(),
+                        error: error.to_string(),
+                    };
+                    self.hear(&sagas, &Err(error), began_at);
+                    vec![event; sagas.len()]
+                }
+            };
+            self.await_no_reply(&sagas);
+            let answered = batch::answered(sagas, events);
+            self.executor.submit(self.executor.record(answered).await);
+        }
+        self.executor.tell(&self.call.participant).await;
     }
 
     /// Counts the commands as awaited before the first reply can come.

@@ -21,9 +21,6 @@ use crate::services::{NAME, Services, target};
 
 /// Guarantee G7, through the loss of any coordinator or of Kafka.
 const LATE_AFTER: Duration = Duration::from_secs(30);
-/// Over Kafka it takes longer until everybody is at work again after an outage: commands without a reply have burnt
-/// attempts, whose retries are up to 16 s apart, and the breaker lets the others back slowly (measured: 65 s after it).
-const LATER_OVER_KAFKA: Duration = Duration::from_secs(60);
 /// Outages with a shorter pause between them count as one.
 const CLOSELY: Duration = Duration::from_secs(10);
 /// After the last deadline, the last payment and the last fault.
@@ -304,10 +301,7 @@ fn late_after(outages: &[Outage], participants: Participants) -> Duration {
         longest_ms = longest_ms.max(end - began);
     }
     let away = Duration::from_secs(u64::try_from(longest_ms.div_ceil(1_000)).unwrap_or(0));
-    match participants {
-        Participants::InProcess | Participants::Http => LATE_AFTER + away,
-        Participants::Kafka => LATE_AFTER + away + LATER_OVER_KAFKA,
-    }
+    LATE_AFTER + away
 }
 
 fn counted(outages: &[Outage]) -> BTreeMap<faults::Kind, usize> {

@@ -104,6 +104,7 @@ fn label(arrow: &Arrow<'_>) -> String {
         Event::Probing { .. } => "probing",
         Event::Deferred { .. } => "deferred",
         Event::Queued { .. } => "queued",
+        Event::Undelivered { .. } => "undelivered",
         Event::Replied { outcome, .. } => outcome.name(),
         Event::CauseRaised { .. } => "cause raised",
         Event::Retry { .. } => "operator retries",

@@ -165,6 +165,11 @@ fn events(definition: &Definition, state: &State) -> Vec<(Event, Timestamp)> {
             now,
         ));
         events.push((deferred(patience_over), patience_over));
+        for at in [now, patience_over] {
+            let error = text("no delivery report");
+            let step = step.clone();
+            events.push((Event::Undelivered { step, error }, at));
+        }
         for direction in [Direction::Do, Direction::Undo] {
             let replies = replies(state, step, direction);
             let reply = |(attempt, outcome)| Event::Replied {
@@ -222,6 +227,9 @@ fn consequence(world: &World, before: &State, event: &Event) -> World {
                 world.insert(step.clone(), Applied::Perhaps);
             }
         }
+        Event::Undelivered { step, .. } if before.active[step].direction == Direction::Do => {
+            world.insert(step.clone(), Applied::Perhaps);
+        }
         Event::Replied {
             step,
             direction,
@@ -256,7 +264,8 @@ fn refusal_is_right(state: &State, event: &Event, now: Timestamp, refused: &Refu
         Event::Sending { .. }
         | Event::Probing { .. }
         | Event::Deferred { .. }
-        | Event::Queued { .. } => matches!(refused, Refused::Illegal { .. }),
+        | Event::Queued { .. }
+        | Event::Undelivered { .. } => matches!(refused, Refused::Illegal { .. }),
         Event::CauseRaised { .. } => {
             matches!(refused, Refused::Unchanged | Refused::Conflict { .. })
         }

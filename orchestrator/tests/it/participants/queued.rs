@@ -242,6 +242,28 @@ async fn a_command_that_kafka_did_not_take_waits_at_no_attempt_and_is_produced_o
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_outage_of_kafka_burns_no_attempts_however_many_times_a_command_is_produced() {
+    let queue = Queue::new().await;
+    queue.bus.set_is_away(true);
+    let coordinator = queue.coordinator();
+    queue.world.start(&coordinator, &["o1"]).await;
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    queue.bus.set_is_away(false);
+
+    let commands = queue.commands("cancel_order");
+    assert!(commands.len() > 4, "more often than there are attempts");
+    assert!(commands.iter().all(|command| command.attempt == 1));
+    for command in &commands {
+        queue.answer(command, done());
+    }
+    let release = queue.command("replenish_stock", 1).await;
+    queue.answer(&release, done());
+
+    let saga = queue.world.at_rest("o1", HOUR).await;
+    assert_eq!(saga.state.status, Status::Completed);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_coordinator_killed_between_settlement_and_commit_leaves_a_reply_that_changes_nothing() {
     let queue = Queue::new().await;
     let stuck = Arc::new(Stuck(queue.replies.clone()));

@@ -19,6 +19,7 @@ use lapse::store::ops::{Filter, Find, Ops, SagaRow, Story};
 use lapse::store::schema;
 use lapse::verify::{self, Report};
 use lapse_participants::audit::Bounds;
+use lapse_participants::kit::CallError;
 use lapse_participants::shop::{Line, NewOrder, OrderRef, OrderView, Placed, Shop, Totals};
 use metrics_exporter_prometheus::PrometheusHandle;
 use rust_decimal::Decimal;
@@ -37,6 +38,8 @@ pub const STOCK: u32 = 1_000;
 pub const ON_TIME_MS: i64 = 5_000;
 /// A service has its partitions within this; the in-process broker alone takes 3 s.
 const JOINS_WITHIN: Duration = Duration::from_secs(30);
+/// Many tests share a server and its processors.
+const CONNECTS_WITHIN: Duration = Duration::from_secs(20);
 
 /// Every promise of this module on the in-process broker, and again on Kafka where there is one.
 macro_rules! on_both_brokers {
@@ -177,12 +180,14 @@ impl Live {
                 }
             })
             .collect();
-        let placed = self
-            .shop
-            .place_many(&orders)
-            .await
-            .expect("the shop answers");
+        let placed = until("a connection to place orders", CONNECTS_WITHIN, || async {
+            match self.shop.place_many(&orders).await {
+                Err(CallError::Unreachable(_)) => None,
+                placed => Some(placed.expect("the shop answers")),
+            }
+        });
         placed
+            .await
             .into_iter()
             .map(|placed| placed.expect("there is stock for it"))
             .collect()
