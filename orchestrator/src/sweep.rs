@@ -4,7 +4,7 @@
 //! until then. Relies on the owner's keyset pages and on the saga key to make a second start harmless. Never: touches an
 //! order that has a saga of its key, whatever became of that of its generation.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,6 +55,7 @@ enum Error {
 impl Sweep {
     /// Sweeps every few seconds until stopped.
     pub async fn run(&self, stop: &CancellationToken) {
+        let mut left_open = LeftOpen::default();
         loop {
             tokio::select! {
                 () = self.pause() => {}
@@ -64,7 +65,10 @@ impl Sweep {
                 let Some(owner) = self.executor.owner(&name) else {
                     continue;
                 };
-                match self.sweep(&name, owner.as_ref(), stop).await {
+                match self
+                    .sweep(&name, owner.as_ref(), &mut left_open, stop)
+                    .await
+                {
                     Ok(0) => {}
                     Ok(started) => info!(owner = name, started, "the sweep found overdue orders"),
                     Err(error) => warn!(owner = name, %error, "sweep cut short; it comes again"),
@@ -72,6 +76,7 @@ impl Sweep {
                 metrics::gauge!("lapse_sweep_last_run_seconds")
                     .set(self.clock.now().timestamp() as f64);
             }
+            left_open.forget_others();
         }
     }
 
@@ -98,6 +103,7 @@ impl Sweep {
         &self,
         name: &str,
         owner: &dyn OrderOwner,
+        left_open: &mut LeftOpen,
         stop: &CancellationToken,
     ) -> Result<usize, Error> {
         let mut started = 0;
@@ -112,19 +118,21 @@ impl Sweep {
             if ahead.is_zero() {
                 page.retain(|order| order.due_at <= late);
             }
-            started += self.start_missing(name, page, late, stop).await?;
+            started += self
+                .start_missing(name, page, late, left_open, stop)
+                .await?;
             after = Some(last);
         }
         Ok(started)
     }
 
-    /// By the definitions whose orders this owner has: another owner's may have the same types. A saga may have ended
-    /// since the owner was asked, so only what was late by then counts as left open by it.
+    /// By the definitions whose orders this owner has: another owner's may have the same types.
     async fn start_missing(
         &self,
         owner: &str,
         overdue: Vec<Overdue>,
         late: Timestamp,
+        left_open: &mut LeftOpen,
         stop: &CancellationToken,
     ) -> Result<usize, Error> {
         let mut started = 0;
@@ -147,10 +155,13 @@ impl Sweep {
             let standing = self.store.standing(definition.name(), &keys).await?;
             let mut missing = Vec::new();
             let mut unresolved: Vec<(SagaId, Overdue)> = Vec::new();
+            let now = self.clock.now();
             for (order, standing) in own.into_iter().zip(standing) {
                 match standing {
                     Standing::None => missing.push(order.clone()),
-                    Standing::Closed { saga_id, .. } if order.due_at <= late => {
+                    Standing::Closed { saga_id, .. }
+                        if order.due_at <= late && left_open.is_certain(saga_id, now) =>
+                    {
                         unresolved.push((saga_id, order.clone()));
                     }
                     Standing::InHand | Standing::Closed { .. } => {}
@@ -217,6 +228,27 @@ impl Sweep {
     }
 }
 
+/// Closed sagas whose orders are listed as overdue, and since when. A saga may have ended after the owner was asked, and the owner
+/// may answer from a copy that lags behind: only what is still listed some time later was left open by it.
+#[derive(Default)]
+struct LeftOpen {
+    since: HashMap<SagaId, Timestamp>,
+    seen: HashSet<SagaId>,
+}
+
+impl LeftOpen {
+    fn is_certain(&mut self, saga_id: SagaId, now: Timestamp) -> bool {
+        self.seen.insert(saga_id);
+        now - *self.since.entry(saga_id).or_insert(now) >= LATE_BY
+    }
+
+    /// What was not listed in this round is not open any more.
+    fn forget_others(&mut self) {
+        let seen = std::mem::take(&mut self.seen);
+        self.since.retain(|saga_id, _| seen.contains(saga_id));
+    }
+}
+
 /// Overdue orders of types that no definition is for would stay overdue in silence.
 fn tell_uncovered(definitions: &[&Arc<Definition>], overdue: &[Overdue]) {
     let is_covered = |order: &&Overdue| {
@@ -233,6 +265,33 @@ fn tell_uncovered(definitions: &[&Arc<Definition>], overdue: &[Overdue]) {
             order_id = first.order.order_id,
             order_type = first.order_type,
             "overdue orders that no active definition is for; deploy one, or start them with lapse start"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn at(s: i64) -> Timestamp {
+        Timestamp::UNIX_EPOCH + TimeDelta::seconds(s)
+    }
+
+    #[test]
+    fn an_order_is_left_open_only_if_it_is_still_listed_in_a_later_round() {
+        let mut left_open = LeftOpen::default();
+        let [ending, open] = [1, 2].map(|n| SagaId(Uuid::from_u128(n)));
+        assert!(!left_open.is_certain(ending, at(0)));
+        assert!(!left_open.is_certain(open, at(0)));
+        left_open.forget_others();
+
+        assert!(left_open.is_certain(open, at(5)));
+        left_open.forget_others();
+        assert!(
+            !left_open.is_certain(ending, at(10)),
+            "it was not listed meanwhile"
         );
     }
 }

@@ -98,9 +98,10 @@ async fn an_order_paid_in_time_is_left_alone(live: Live) {
 async fn an_order_paid_at_the_very_deadline_is_paid_or_cancelled_never_both(live: Live) {
     const ORDERS: usize = 300;
     const BUYERS: usize = 4;
-    /// Payments begin so long before the common deadline, and end when a cancellation would be too late.
+    /// Payments begin so long before the common deadline and end when a cancellation would be too late, the more of them the
+    /// earlier.
     const BEFORE: TimeDelta = TimeDelta::milliseconds(300);
-    const SPREAD: TimeDelta = TimeDelta::milliseconds(1_300);
+    const SPREAD_MS: f64 = 300.0 + ON_TIME_MS as f64;
     let service = live.start().await;
     let due = Utc::now() + TimeDelta::seconds(4);
     let ids: Vec<String> = (0..ORDERS).map(|n| format!("race-{n}")).collect();
@@ -114,7 +115,9 @@ async fn an_order_paid_at_the_very_deadline_is_paid_or_cancelled_never_both(live
         buyers.spawn(async move {
             let mut paid = Vec::new();
             for at in (buyer..ORDERS).step_by(BUYERS) {
-                moment(due - BEFORE + SPREAD * at as i32 / ORDERS as i32).await;
+                let share = at as f64 / ORDERS as f64;
+                let after = TimeDelta::milliseconds((SPREAD_MS * share * share) as i64);
+                moment(due - BEFORE + after).await;
                 let order = order_ref(&ids[at]);
                 let answer = loop {
                     match shop.pay(&order).await {
