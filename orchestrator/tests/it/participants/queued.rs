@@ -1,5 +1,6 @@
 //! Commands over a queue and replies in any order: on the store in memory and tokio's stopped clock.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -312,6 +313,42 @@ async fn a_burst_is_sent_no_faster_than_its_participant_answers() {
     let commands = queue.commands_from(0).into_iter();
     let again = commands.filter(|command| command.attempt > 1);
     assert_eq!(again.count(), 0, "commands had to be sent again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_attempt_counts_whose_command_was_not_produced() {
+    const ORDERS: usize = 300;
+    let queue = Queue::new().await;
+    let coordinator = queue.coordinator();
+    let orders: Vec<String> = (0..ORDERS).map(|n| format!("o{n}")).collect();
+    let orders: Vec<&str> = orders.iter().map(String::as_str).collect();
+    queue.world.start(&coordinator, &orders).await;
+
+    // Its retries are more than the budget lets go at once.
+    let is_lost =
+        |command: &Command| command.step.as_str() == "cancel_order" && command.attempt == 1;
+    let (mut read, mut released) = (0, BTreeSet::new());
+    let mut turns = tokio::time::interval(Duration::from_millis(20));
+    while released.len() < ORDERS {
+        turns.tick().await;
+        let commands = queue.commands_from(read);
+        read += commands.len();
+        for command in commands.iter().filter(|command| !is_lost(command)) {
+            queue.answer(command, done());
+            if command.step.as_str() == "replenish_stock" {
+                released.insert(command.order.order_id.clone());
+            }
+        }
+    }
+
+    let mut attempts: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
+    for command in queue.commands("cancel_order") {
+        let of_order = attempts.entry(command.order.order_id).or_default();
+        of_order.insert(command.attempt);
+    }
+    for (order_id, attempts) in attempts {
+        assert_eq!(attempts, BTreeSet::from([1, 2]), "{order_id}");
+    }
 }
 
 /// A feed whose reader dies before it has committed anything.
