@@ -373,6 +373,40 @@ impl Feed for Stuck {
     async fn close(&self) {}
 }
 
+/// The feed of a coordinator that has none of the partitions.
+struct Deaf;
+
+#[async_trait]
+impl Feed for Deaf {
+    async fn next(&self, _: usize) -> Vec<Record> {
+        std::future::pending().await
+    }
+    fn has_partitions(&self) -> bool {
+        false
+    }
+    async fn commit(&self, origins: &[Origin]) -> Vec<bool> {
+        vec![false; origins.len()]
+    }
+    async fn close(&self) {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_coordinator_that_hears_no_replies_leaves_nobody_alone() {
+    let queue = Queue::new().await;
+    let deaf = queue
+        .world
+        .queueing_coordinator(queue.bus.clone(), Arc::new(Deaf));
+    let orders: Vec<String> = (0..20).map(|n| format!("o{n}")).collect();
+    let orders: Vec<&str> = orders.iter().map(String::as_str).collect();
+    queue.world.start(&deaf, &orders).await;
+
+    tokio::time::sleep(Duration::from_secs(4)).await;
+
+    let commands = queue.commands("cancel_order").into_iter();
+    let second = commands.filter(|command| command.attempt == 2);
+    assert_eq!(second.count(), orders.len(), "as if somebody were there");
+}
+
 /// What a server of commands did, in order.
 type Log = Arc<std::sync::Mutex<Vec<&'static str>>>;
 
