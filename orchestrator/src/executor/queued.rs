@@ -5,8 +5,8 @@
 //!                                          ├─ nobody knows ─► undelivered, at no attempt; a reply moves it all the same
 //!                                          └─ certainly not sent ─► deferred, at no attempt
 //! ```
-//! How many may be without an answer is up to the participant's care. Relies on the row's wake-up time as the only timer. Never: produces one sending of a command twice, or holds a saga until
-//! its answer comes; another coordinator may read that.
+//! How many may be without an answer is up to the participant's care. Relies on the row's wake-up time as the only timer.
+//! Never: produces one sending of a command twice, or holds a saga until its answer comes; another coordinator may read that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -49,11 +49,13 @@ impl Context<'_> {
 
     /// Produces a batch whose rows say `sent`, and gives back what was not sent, as far as anybody knows.
     pub(super) async fn produce(&self, sagas: Vec<Saga>) {
-        let messages: Vec<Publish> = sagas
-            .iter()
-            .filter_map(|saga| self.command(saga))
-            .map(|command| self.message(&command))
-            .collect();
+        let (sagas, messages): (Vec<Saga>, Vec<Publish>) = sagas
+            .into_iter()
+            .filter_map(|saga| {
+                let message = self.message(&self.command(&saga)?);
+                Some((saga, message))
+            })
+            .unzip();
         self.await_replies(&sagas);
         let began_at = self.executor.clock.now();
         // Not longer than the rows say `sent`: what is given back must not be with somebody else already.

@@ -125,11 +125,16 @@ impl Ready {
         self.cares.keys().cloned().collect()
     }
 
-    /// Replies that have not come by now will not come.
+    /// Where replies come later they are read here; those that have not come by now will not come.
     pub fn give_up(&mut self, now: Timestamp) {
         for care in self.cares.values_mut() {
             care.give_up(now);
         }
+    }
+
+    /// Where replies come later, others read them.
+    pub fn hear_nothing(&mut self) {
+        self.cares.values_mut().for_each(Care::hear_nothing);
     }
 
     /// How a participant is treated.

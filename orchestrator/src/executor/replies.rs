@@ -15,7 +15,7 @@ use lapse_participants::kit::answer::Answer;
 use lapse_sagas::{Definition, DefinitionHash, Event, SagaId};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, warn};
 
 use super::record::Reply;
 use super::{Executor, Promised, batch};
@@ -213,7 +213,7 @@ impl Executor {
         }
         for answer in answers.into_values() {
             // Of another installation, of the conformance suite, or of a day whose sagas were dropped.
-            info!(saga_id = %answer.about.saga_id, command_id = %answer.about.command_id, "a reply for no saga");
+            debug!(saga_id = %answer.about.saga_id, command_id = %answer.about.command_id, "a reply for no saga");
             ignored("no_saga");
         }
         self.submit(moved);

@@ -71,11 +71,6 @@ impl Limit {
         }
     }
 
-    /// The reply to a command is still to come when its call is through.
-    pub fn stay(&mut self) {
-        self.in_flight += 1;
-    }
-
     /// They are through, whatever came of it.
     pub fn ended(&mut self, commands: usize) {
         self.in_flight = self.in_flight.saturating_sub(commands);

@@ -9,6 +9,7 @@
 //! One for all groups of the executor that call the participant. Relies on its caller for the time. Never: decides about
 //! a saga's attempts; whatever waits here waits at no attempt.
 
+mod awaited;
 mod breaker;
 mod budget;
 mod limit;
@@ -17,7 +18,6 @@ mod pace;
 mod simulation;
 #[cfg(test)]
 mod tests;
-mod window;
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -25,11 +25,11 @@ use std::time::Duration;
 use chrono::TimeDelta;
 use lapse_sagas::{SagaId, Timestamp};
 
+use self::awaited::Awaited;
 use self::breaker::Breaker;
 use self::budget::Budget;
 use self::limit::Limit;
 use self::pace::Pace;
-use self::window::Window;
 use crate::store::ParticipantDown;
 
 pub use self::breaker::{Fault, Open};
@@ -150,7 +150,11 @@ pub struct Care {
     limit: Limit,
     limited_since: Timestamp,
     /// Only where replies come later.
-    window: Option<Window>,
+    awaited: Option<Awaited>,
+    /// Of calls that are not through; under way until their replies come.
+    awaited_in_calls: usize,
+    /// Whether replies that come later are read here.
+    hears: bool,
     pace: Pace,
     /// Until then what waited for it comes.
     recovers_until: Timestamp,
@@ -170,7 +174,9 @@ impl Care {
             operations: BTreeMap::new(),
             limit: Limit::new(full),
             limited_since: Timestamp::MIN_UTC,
-            window: None,
+            awaited: None,
+            awaited_in_calls: 0,
+            hears: true,
             pace: Pace::default(),
             recovers_until: Timestamp::MIN_UTC,
             budget: Budget::new(),
@@ -237,20 +243,17 @@ impl Care {
 
     /// How many more commands may go out now.
     pub fn room(&self) -> usize {
-        let window = self.window.as_ref().map_or(usize::MAX, |window| {
-            window.size().saturating_sub(self.limit.in_flight())
+        let awaited = self.bound().map_or(usize::MAX, |awaited| {
+            awaited.at_most().saturating_sub(self.limit.in_flight())
         });
-        self.limit.room().min(window)
+        self.limit.room().min(awaited)
     }
 
     /// How many commands may be in calls and waiting for their turn together.
     pub fn may_hold(&self) -> usize {
-        let limits = [
-            self.limit.commands(),
-            self.window.as_ref().map(Window::size),
-        ];
+        let limits = [self.limit.commands(), self.bound().map(Awaited::at_most)];
         let limit = limits.into_iter().flatten().min();
-        let awaited = self.window.as_ref().map_or(0, Window::commands);
+        let awaited = self.bound().map_or(0, Awaited::commands);
         limit.map_or(usize::MAX, |limit| {
             limit.saturating_mul(2).saturating_sub(awaited)
         })
@@ -275,7 +278,7 @@ impl Care {
     /// Before this no call may begin; probes aside.
     pub fn next_at(&self, now: Timestamp) -> Option<Timestamp> {
         // A queue is read at its reader's pace.
-        let next_at = self.pace.next_at().filter(|_| self.window.is_none())?;
+        let next_at = self.pace.next_at().filter(|_| self.awaited.is_none())?;
         (now < self.recovers_until && now < next_at).then_some(next_at)
     }
 
@@ -292,41 +295,50 @@ impl Care {
         self.limit.began(commands);
     }
 
-    /// It is through, whatever came of it.
+    /// It is through, whatever came of it; what has its reply still to come stays under way.
     pub fn ended(&mut self, commands: usize) {
-        self.limit.ended(commands);
+        let awaited = commands.min(self.awaited_in_calls);
+        self.awaited_in_calls -= awaited;
+        self.limit.ended(commands - awaited);
     }
 
     /// A command of a call was sent then, and its reply comes later; its step waits until then. Said before [`Care::ended`].
     pub fn awaits(&mut self, sent_at: Timestamp, until: Timestamp) {
-        let window = self
-            .window
-            .get_or_insert_with(|| Window::new(self.limit.full() / 4));
-        window.sent(sent_at, until);
-        self.limit.stay();
+        let awaited = self
+            .awaited
+            .get_or_insert_with(|| Awaited::new(self.limit.full() / 4));
+        awaited.sent(sent_at, until);
+        self.awaited_in_calls += 1;
     }
 
     /// A command that was sent then, by whatever coordinator, has its reply now.
     pub fn waited(&mut self, sent_at: Timestamp, timeout: TimeDelta, now: Timestamp) {
-        if let Some(window) = &mut self.window {
-            self.limit.ended(window.answered(sent_at, timeout, now));
+        if let Some(awaited) = &mut self.awaited {
+            self.limit.ended(awaited.answered(sent_at, timeout, now));
         }
     }
 
     /// One of the commands that count as sent then was not.
     pub fn withdrawn(&mut self, sent_at: Timestamp) {
-        let withdrawn = self
-            .window
-            .as_mut()
-            .map_or(0, |window| window.take_one(sent_at));
+        let awaited = self.awaited.as_mut();
+        let withdrawn = awaited.map_or(0, |awaited| awaited.take_one(sent_at));
         self.limit.ended(withdrawn);
     }
 
-    /// Replies that have not come by now will not come.
+    /// Replies are read here; those that have not come by now will not come.
     pub fn give_up(&mut self, now: Timestamp) {
-        let window = self.window.as_mut();
-        let given_up = window.map_or(0, |window| window.given_up(now));
+        self.hears = true;
+        let awaited = self.awaited.as_mut();
+        let given_up = awaited.map_or(0, |awaited| awaited.given_up(now));
         self.limit.ended(given_up);
+    }
+
+    /// Replies are read by others only: nothing is awaited, and nothing bounds what is sent. What was learnt holds again
+    /// when they are read here again.
+    pub fn hear_nothing(&mut self) {
+        self.hears = false;
+        let forgotten = self.awaited.as_mut().map_or(0, Awaited::forget);
+        self.limit.ended(forgotten);
     }
 
     /// What came of a call. Said before [`Care::ended`].
@@ -344,8 +356,8 @@ impl Care {
                 self.breaker
                     .unanswered(fault, &error, sagas, call.sent_at, now);
                 self.limit.bad(call.sent_at, now);
-                if let Some(window) = &mut self.window {
-                    window.missed(call.sent_at, now);
+                if let Some(awaited) = &mut self.awaited {
+                    awaited.missed(call.sent_at, now);
                 }
                 if let Some(retry_after) = retry_after {
                     self.leave_alone(call.operation, retry_after, now);
@@ -359,7 +371,7 @@ impl Care {
             Verdict::Misconfigured { error } => {
                 self.breaker.answered();
                 if call.purpose == Purpose::Probe {
-                    self.close(call.operation, now);
+                    self.close_whole(now);
                 }
                 let operation = self
                     .operations
@@ -453,18 +465,29 @@ impl Care {
     }
 
     fn close(&mut self, operation: &str, now: Timestamp) {
-        let since = self.breaker.open().map_or(now, |open| open.since);
-        let whole = self.breaker.close();
+        let whole = self.close_whole(now);
         let own = self.operations.remove(operation).is_some();
-        if whole {
+        if (whole || own) && !self.is_open() {
+            self.told = Told::NotYetUp;
+        }
+    }
+
+    /// False if it was closed.
+    fn close_whole(&mut self, now: Timestamp) -> bool {
+        let since = self.breaker.open().map_or(now, |open| open.since);
+        let was_open = self.breaker.close();
+        if was_open {
             self.limit.slow_start(now);
             self.limited_since = now;
             // All that waits has looked again by then, and some of it a second time.
             self.recovers_until = now + within((now - since) / 4, WAITS) + QUEUES.1;
         }
-        if (whole || own) && !self.is_open() {
-            self.told = Told::NotYetUp;
-        }
+        was_open
+    }
+
+    /// What may be awaited, where replies come later and are read here.
+    fn bound(&self) -> Option<&Awaited> {
+        self.awaited.as_ref().filter(|_| self.hears)
     }
 
     fn leave_alone(&mut self, operation: &str, wish: Duration, now: Timestamp) {

@@ -260,14 +260,23 @@ fn replies_that_come_later_close_the_breaker_and_raise_the_limit_again() {
     assert_eq!(given.care.room(), usize::MAX, "and then freely");
 }
 
+/// Commands of one call, all without a reply.
+fn awaiting(given: &mut Given, commands: usize) {
+    given.care.began(commands, 500, at(0));
+    for _ in 0..commands {
+        given.care.awaits(at(0), at(6_000));
+    }
+    assert_eq!(given.care.in_flight(), commands, "while it is produced");
+    given.care.ended(commands);
+}
+
 #[test]
 fn where_replies_come_later_no_more_is_sent_than_is_answered_in_time() {
     let mut given = Given::new();
-    for _ in 0..500 {
-        given.care.awaits(at(0), at(6_000));
-    }
+    awaiting(&mut given, 500);
     assert_eq!((given.care.room(), given.care.may_hold()), (0, 500));
 
+    given.care.waited(at(0), TimeDelta::seconds(5), at(100));
     given.care.waited(at(0), TimeDelta::seconds(5), at(4_000));
     assert_eq!(given.care.room(), 0, "they take too long");
 
@@ -276,6 +285,44 @@ fn where_replies_come_later_no_more_is_sent_than_is_answered_in_time() {
     assert_eq!(
         given.care.room(),
         8,
-        "one in four seconds: as few as possible"
+        "two in four seconds: as few as possible"
     );
+}
+
+#[test]
+fn whoever_hears_no_replies_is_not_bound_by_what_it_heard() {
+    let mut given = Given::new();
+    awaiting(&mut given, 500);
+    given.care.waited(at(0), TimeDelta::seconds(5), at(100));
+    given.care.waited(at(0), TimeDelta::seconds(5), at(4_000));
+
+    given.care.hear_nothing();
+    assert_eq!(given.care.in_flight(), 0);
+    assert_eq!(given.care.room(), usize::MAX);
+
+    given.care.give_up(at(5_000));
+    assert_eq!(given.care.room(), 8, "as it was");
+}
+
+#[test]
+fn a_fault_of_configuration_that_stays_is_no_news_with_each_probe_and_is_waited_for_longer_and_longer()
+ {
+    let mut given = Given::new();
+    given.call(Purpose::First, 0..1, misconfigured(), 0);
+    assert!(matches!(given.care.news(at(0)), Some(News::Down(_))));
+    for second in 1..40 {
+        given.call(Purpose::Probe, 1..2, misconfigured(), second * 1_000);
+        let news = given.care.news(at(second * 1_000));
+        assert_eq!(
+            news.is_some(),
+            second % 10 == 0,
+            "after {second} s: {news:?}"
+        );
+    }
+    assert_eq!(given.entry(2, 40_000), Entry::Probe);
+    let waits = given.waits(3, 40_000);
+    assert!(waits >= TimeDelta::seconds(5), "as after 40 s: {waits}");
+
+    given.call(Purpose::Probe, 2..3, Verdict::Answered, 40_000);
+    assert_eq!(given.care.news(at(40_000)), Some(News::Up));
 }

@@ -287,22 +287,21 @@ async fn a_coordinator_killed_between_settlement_and_commit_leaves_a_reply_that_
     assert_eq!(saga.state.status, Status::Completed);
 }
 
-/// Its participants do five hundred commands a second, and a step waits for a second and a half.
-#[tokio::test(start_paused = true)]
-async fn a_burst_is_sent_no_faster_than_its_participant_answers() {
-    const ORDERS: usize = 2_000;
+/// Its participants do so many commands in each turn at most, and a step waits for half a second. Gives how long that takes.
+async fn burst(orders: usize, turn: Duration, per_turn: usize) -> Duration {
     let queue = Queue::new().await;
     let coordinator = queue.coordinator();
-    let orders: Vec<String> = (0..ORDERS).map(|n| format!("o{n}")).collect();
-    let orders: Vec<&str> = orders.iter().map(String::as_str).collect();
-    queue.world.start(&coordinator, &orders).await;
+    let ids: Vec<String> = (0..orders).map(|n| format!("o{n}")).collect();
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    queue.world.start(&coordinator, &ids).await;
 
+    let began_at = tokio::time::Instant::now();
     let mut answered = 0;
-    let mut turns = tokio::time::interval(Duration::from_millis(20));
-    while answered < 2 * ORDERS {
+    let mut turns = tokio::time::interval(turn);
+    while answered < 2 * orders {
         turns.tick().await;
         let commands = queue.commands_from(answered);
-        let next = &commands[..commands.len().min(10)];
+        let next = &commands[..commands.len().min(per_turn)];
         for command in next {
             queue.answer(command, done());
         }
@@ -313,6 +312,22 @@ async fn a_burst_is_sent_no_faster_than_its_participant_answers() {
     let commands = queue.commands_from(0).into_iter();
     let again = commands.filter(|command| command.attempt > 1);
     assert_eq!(again.count(), 0, "commands had to be sent again");
+    began_at.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_burst_is_sent_no_faster_than_its_participant_answers() {
+    let took = burst(2_000, Duration::from_millis(20), 10).await;
+    assert!(took < Duration::from_secs(12), "8 s of work took {took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_participant_that_answers_many_commands_together_is_kept_at_work() {
+    let took = burst(2_000, Duration::from_millis(200), 1_000).await;
+    assert!(
+        took < Duration::from_secs(10),
+        "{took:?} for turns of 500 and more"
+    );
 }
 
 #[tokio::test(start_paused = true)]
