@@ -92,6 +92,10 @@ fn describe() {
         "lapse_shop_unreadable_commands_total",
         "Commands on Kafka that the reference shop could not read."
     );
+    describe_counter!(
+        "lapse_shop_lost_answers_total",
+        "Answers of the reference shop that Kafka did not take."
+    );
     describe_histogram!(
         "lapse_call_duration_seconds",
         "Calls to participants, by participant and operation."

@@ -16,7 +16,7 @@ use crate::store::{self, Decision, Saga, Store, Which};
 /// The longest reason, in characters.
 const LONGEST_REASON: usize = 1_000;
 /// The longest name of an actor, in characters.
-const LONGEST_ACTOR: usize = 200;
+pub const LONGEST_ACTOR: usize = 200;
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ impl Deed {
     }
 }
 
-/// Text that says something.
+/// A line of text that says something.
 ///
 /// # Errors
 /// What is wrong with it.
@@ -90,6 +90,11 @@ pub fn line(name: &str, text: &str, longest: usize) -> Result<String, String> {
     }
     if text.chars().count() > longest {
         return Err(format!("{name} is longer than {longest} characters"));
+    }
+    if text.chars().any(char::is_control) {
+        return Err(format!(
+            "{name} has a line break or another control character"
+        ));
     }
     Ok(text.to_owned())
 }

@@ -15,7 +15,7 @@ use lapse_sagas::{Event, SagaId, Timestamp, transition};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::bus::BadRecord;
+use crate::bus::{BadRecord, REPLIES};
 use crate::definitions::Definitions;
 use crate::intake::{self, Read};
 use crate::kafka;
@@ -100,7 +100,7 @@ impl Replay {
     /// What intake would make of the record now.
     ///
     /// # Errors
-    /// [`BadRecord`] as intake says it, or `cut`, `header_not_text`, `unknown_topic` where the record can't be had again as
+    /// [`BadRecord`] as intake says it, or `cut`, `header_not_text`, `a_reply`, `unknown_topic` where the record can't be had again as
     /// it was.
     pub fn read(&self, letter: &StoredLetter, now: Timestamp) -> Result<Read, BadRecord> {
         let bad = |reason, detail: String| Err(BadRecord { reason, detail });
@@ -115,6 +115,10 @@ impl Replay {
         if row.reason == "header_not_text" {
             let words = "its headers could not be kept, and one may say when it is due; the producer has to send it again";
             return bad("header_not_text", words.to_owned());
+        }
+        if row.topic == self.settings.topic(REPLIES) {
+            let words = "it is a reply, and what it was to has been sent again or is listed by its alert; discard it";
+            return bad("a_reply", words.to_owned());
         }
         let Some(bucket) = self.settings.bucket_of(&row.topic) else {
             let words = format!(

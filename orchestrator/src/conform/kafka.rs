@@ -79,7 +79,7 @@ async fn hear(feed: KafkaFeed, waiting: Arc<Mutex<Waiting>>) {
             };
             // Some have given up.
             while let Some(caller) = callers.pop_front() {
-                if caller.send(outcome.clone()).is_ok() {
+                if caller.send(outcome.clone().received()).is_ok() {
                     break;
                 }
             }

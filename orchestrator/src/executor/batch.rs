@@ -348,7 +348,7 @@ impl Context<'_> {
             step: self.key.step.clone(),
             direction: self.key.direction,
             attempt: self.active(saga).map_or(1, |active| active.attempt),
-            outcome,
+            outcome: outcome.received(),
         }
     }
 

@@ -28,9 +28,16 @@ pub(super) fn verdict(result: &Result<Vec<Reply>, CallError>) -> Verdict {
         Err(CallError::Busy { retry_after, .. }) => Verdict::Busy {
             retry_after: *retry_after,
         },
-        // Somebody has answered; who asks for a pause gets it.
-        Err(CallError::Partly { rest, .. }) => match **rest {
-            CallError::Busy { retry_after, .. } => Verdict::Busy { retry_after },
+        // Who asks for a pause gets it; else somebody has answered, unless it says so.
+        Err(CallError::Partly { rest, .. }) => match &**rest {
+            CallError::Busy { retry_after, .. } => Verdict::Busy {
+                retry_after: *retry_after,
+            },
+            CallError::Unanswered { error, retry_after } => Verdict::Lost {
+                fault: Fault::Unanswered,
+                error: error.clone(),
+                retry_after: *retry_after,
+            },
             _ => Verdict::Answered,
         },
         Err(CallError::Configuration(error)) => Verdict::Misconfigured {
@@ -197,4 +204,24 @@ pub fn describe() {
         "lapse_retry_budget_refusals_total",
         "Times that retries found the budget of a participant used up and waited."
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn partly(rest: CallError) -> Verdict {
+        verdict(&Err(CallError::Partly {
+            replies: Vec::new(),
+            rest: Box::new(rest),
+        }))
+    }
+
+    #[test]
+    fn of_a_call_that_was_done_in_part_somebody_answered_unless_it_says_that_nobody_did() {
+        let refused = CallError::Unreachable("refused".to_owned());
+        assert_eq!(partly(refused), Verdict::Answered);
+        let silence = partly(CallError::unanswered("reset"));
+        assert!(matches!(silence, Verdict::Lost { .. }), "{silence:?}");
+    }
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lapse_participants::kit::answer::Answer;
+use lapse_sagas::order_event::LARGEST_BYTES;
 use lapse_sagas::{Definition, DefinitionHash, Event, SagaId};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -70,10 +71,13 @@ impl Replies {
     async fn settle(&self, records: Vec<Record>) {
         let (mut heard, mut dead) = (Vec::new(), Vec::new());
         for record in records {
-            let text = record.value.as_deref().unwrap_or_default();
-            match serde_json::from_slice(text) {
-                Ok(answer) => heard.push(Heard { record, answer }),
-                Err(error) => dead.push(self.dead_letter(&record, "bad_reply", error.to_string())),
+            match read(&record) {
+                Ok(Answer { about, outcome }) => {
+                    let outcome = outcome.received();
+                    let answer = Answer { about, outcome };
+                    heard.push(Heard { record, answer });
+                }
+                Err(error) => dead.push(self.dead_letter(&record, "bad_reply", error)),
             }
         }
         for round in rounds(heard, |heard| heard.answer.about.saga_id) {
@@ -152,6 +156,17 @@ impl Replies {
             detail,
         }
     }
+}
+
+fn read(record: &Record) -> Result<Answer, String> {
+    let text = record.value.as_deref().unwrap_or_default();
+    if text.len() > LARGEST_BYTES {
+        let bytes = text.len();
+        return Err(format!(
+            "it has {bytes} bytes; the largest reply has {LARGEST_BYTES}"
+        ));
+    }
+    serde_json::from_slice(text).map_err(|error| error.to_string())
 }
 
 impl Executor {

@@ -21,6 +21,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::Problem;
 use crate::config::{Access, Token};
+use crate::operators::{self, LONGEST_ACTOR};
 
 /// Largest body; an event may have 256 KiB.
 pub(super) const LARGEST_BODY: usize = 1024 * 1024;
@@ -48,7 +49,9 @@ impl Caller {
                 "invalid",
                 "the actor is the token's name; leave actor out",
             )),
-            (Caller::Loopback, claimed) => Ok(claimed.unwrap_or_else(|| "operator".to_owned())),
+            (Caller::Loopback, None) => Ok("operator".to_owned()),
+            (Caller::Loopback, Some(claimed)) => operators::line("actor", &claimed, LONGEST_ACTOR)
+                .map_err(|words| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", words)),
         }
     }
 }

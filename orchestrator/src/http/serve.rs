@@ -54,7 +54,8 @@ pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToke
 }
 
 async fn connection(stream: TcpStream, router: Router, stop: CancellationToken) {
-    let mut builder = Builder::new(TokioExecutor::new());
+    // To tell HTTP/2 apart it would wait for the first bytes, without a limit.
+    let mut builder = Builder::new(TokioExecutor::new()).http1_only();
     builder
         .http1()
         .timer(TokioTimer::new())

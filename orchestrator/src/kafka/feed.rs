@@ -36,6 +36,8 @@ use crate::feed::{Feed, Record};
 
 /// Records held for the reader at most; what is fetched beyond waits in the client.
 const HELD_MAX: usize = 2_000;
+/// The same in bytes of their keys and values; one record may go over it.
+const HELD_BYTES: usize = 16 * 1024 * 1024;
 /// Longest sleep: rebalances come on the main queue, which has no wake-up of its own.
 const LONGEST_PARK: Duration = Duration::from_millis(50);
 /// A commit that was refused is tried again after this.
@@ -71,6 +73,8 @@ struct Shared {
 #[derive(Default)]
 struct Held {
     records: VecDeque<Record>,
+    /// Of their keys and values.
+    bytes: usize,
     /// Counts assignments; a partition's number is that of its latest one.
     epoch: u64,
     assigned: BTreeMap<Place, u64>,
@@ -155,11 +159,7 @@ impl Drop for KafkaFeed {
 impl Feed for KafkaFeed {
     async fn next(&self, max: usize) -> Vec<Record> {
         loop {
-            let records: Vec<Record> = {
-                let mut held = self.shared.held();
-                let count = max.min(held.records.len());
-                held.records.drain(..count).collect()
-            };
+            let records = self.shared.held().take(max);
             if !records.is_empty() {
                 self.shared.wake();
                 return records;
@@ -242,15 +242,42 @@ impl Shared {
         let mut held = self.held();
         held.assigned.retain(|place, _| !places.contains(place));
         let Held {
-            records, assigned, ..
+            records,
+            assigned,
+            bytes,
+            ..
         } = &mut *held;
         records.retain(|record| is_current(assigned, &record.origin));
+        *bytes = records.iter().map(size).sum();
     }
 
     fn gave_up_all(&self) {
         let places: Vec<Place> = self.held().assigned.keys().cloned().collect();
         self.gave_up(&places);
     }
+}
+
+impl Held {
+    fn has_room(&self) -> bool {
+        self.records.len() < HELD_MAX && self.bytes < HELD_BYTES
+    }
+
+    fn push(&mut self, record: Record) {
+        self.bytes += size(&record);
+        self.records.push_back(record);
+    }
+
+    fn take(&mut self, max: usize) -> Vec<Record> {
+        let count = max.min(self.records.len());
+        let taken: Vec<Record> = self.records.drain(..count).collect();
+        self.bytes -= taken.iter().map(size).sum::<usize>();
+        taken
+    }
+}
+
+fn size(record: &Record) -> usize {
+    let bytes = |part: &Option<Vec<u8>>| part.as_ref().map_or(0, Vec::len);
+    bytes(&record.key) + bytes(&record.value)
 }
 
 fn is_current(assigned: &BTreeMap<Place, u64>, origin: &Origin) -> bool {
@@ -418,14 +445,12 @@ impl Reader {
 
     /// Gives how many were read.
     fn read_queues(&mut self) -> usize {
-        let mut room = HELD_MAX.saturating_sub(self.shared.held().records.len());
         let mut read = 0;
         for (_, queue) in &self.queues {
-            while room > 0 {
+            while self.shared.held().has_room() {
                 match queue.poll(Duration::ZERO) {
                     Some(Ok(message)) => {
                         self.hold(&message);
-                        room -= 1;
                         read += 1;
                     }
                     Some(Err(e)) => warn!(error = %e, "kafka feed"),
@@ -450,7 +475,7 @@ impl Reader {
             return;
         };
         counter!(metrics::RECORDS, "topic" => place.0.clone()).increment(1);
-        held.records.push_back(Record {
+        held.push(Record {
             origin: Origin {
                 topic: place.0,
                 partition: place.1,
@@ -585,4 +610,39 @@ impl ClientContext for Context {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(bytes: usize) -> Record {
+        Record {
+            origin: Origin {
+                topic: "lapse.replies".into(),
+                partition: 0,
+                offset: 0,
+                epoch: 1,
+            },
+            key: None,
+            value: Some(vec![b'x'; bytes]),
+        }
+    }
+
+    #[test]
+    fn what_is_held_is_bounded_in_records_and_in_bytes() {
+        let mut small = Held::default();
+        while small.has_room() {
+            small.push(record(100));
+        }
+        assert_eq!(small.records.len(), HELD_MAX);
+
+        let mut large = Held::default();
+        while large.has_room() {
+            large.push(record(1_000_000));
+        }
+        assert_eq!(large.records.len(), 17);
+        assert_eq!(large.take(1).len(), 1);
+        assert!(large.has_room());
+    }
 }

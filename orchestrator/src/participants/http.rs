@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use chrono::DateTime;
 use lapse_participants::kit::CallError;
+use lapse_sagas::outcome::one_line;
 use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
 use reqwest::{Certificate, Client, Response, StatusCode, Url};
 use serde::Deserialize;
@@ -187,9 +188,7 @@ pub(crate) async fn problem(mut response: Response) -> String {
         }) => words,
         _ => String::from_utf8_lossy(&body).into_owned(),
     };
-    let printable = |c: char| if c.is_control() { ' ' } else { c };
-    let text: String = text.chars().map(printable).take(WORDS_MAX).collect();
-    text.trim().to_owned()
+    one_line(&text, WORDS_MAX)
 }
 
 #[derive(Deserialize)]

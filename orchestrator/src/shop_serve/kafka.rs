@@ -7,7 +7,7 @@
 //! nothing else. Never: produces an answer before the offset of its command is committed: a copy of a command that was
 //! answered `failed` would come again after a crash and apply when nobody expects it to.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use lapse_sagas::Outcome;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 
-use crate::bus::{Origin, Outlet, Publish, REPLIES};
+use crate::bus::{Delivery, Origin, Outlet, Publish, REPLIES};
 use crate::feed::{Feed, Record, rounds};
 
 /// Commands per batch at most.
@@ -27,8 +27,11 @@ const CALL_WITHIN: Duration = Duration::from_secs(5);
 /// The first pause before a batch is tried again; twice as long each time, up to so long.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 const AGAIN_AFTER_AT_MOST: Duration = Duration::from_secs(2);
-/// So often is a single command tried whose locks are not to be had, before those behind it go on.
-const LOCK_TRIES: u32 = 5;
+/// So often is a single command tried whose locks are not to be had, and a batch of which nobody knows what becomes of it,
+/// before those behind it go on.
+const TRIES: u32 = 5;
+/// So often, for about a minute, where nothing else is answered either.
+const LONE_TRIES: u32 = 30;
 /// A batch in hand has so long after the stop.
 const FINISH_WITHIN: Duration = Duration::from_secs(6);
 
@@ -109,11 +112,24 @@ impl Server {
         // What is not committed comes again, to whoever has its partition by now.
         ready.retain(|ready| committed.contains(&ready.origin));
         let messages = ready.iter().map(message).collect();
-        self.outlet.deliver(messages).await;
+        let deliveries = self.outlet.deliver(messages).await;
+        let lost = deliveries
+            .iter()
+            .filter(|delivery| **delivery != Delivery::Delivered)
+            .count();
+        if lost > 0 {
+            warn!(
+                answers = lost,
+                topic = REPLIES,
+                "kafka did not take answers; their commands come again after a time-out"
+            );
+            metrics::counter!("lapse_shop_lost_answers_total").increment(lost as u64);
+        }
     }
 
-    /// Answers commands of one operation, no id twice. As long as nothing is known of them they are tried again: they wait on
-    /// their topic as well as here.
+    /// Answers commands of one operation, no id twice. As long as nothing can be done they are tried again: they wait on
+    /// their topic as well as here. One that always ends with nobody knowing how, where others are answered, is left
+    /// unanswered, so that it does not hold up those behind it.
     async fn answer(&self, batch: Vec<Received>) -> Vec<Ready> {
         let Some(operation) = batch.first().map(|one| one.command.operation.clone()) else {
             return Vec::new();
@@ -124,8 +140,8 @@ impl Server {
             return all(batch, &Outcome::Failed { error });
         }
         let mut ready = Vec::with_capacity(batch.len());
-        let mut parts = vec![(batch, 0)];
-        while let Some((mut part, tries)) = parts.pop() {
+        let mut parts = VecDeque::from([(batch, 0)]);
+        while let Some((mut part, tries)) = parts.pop_back() {
             let commands: Vec<Command> = part.iter().map(|one| one.command.clone()).collect();
             let called = self.participant.call(&operation, &commands);
             let called = deadline::within(CALL_WITHIN, called)
@@ -147,19 +163,40 @@ impl Server {
                     parts.extend([(second, 0), (part, 0)]);
                 }
                 Err(error @ CallError::Data(_)) => ready.extend(all(part, &failed(&error))),
-                Err(error @ CallError::Locked(_)) if tries >= LOCK_TRIES => {
+                Err(error @ CallError::Locked(_)) if tries >= TRIES => {
                     ready.extend(all(part, &failed(&error)));
+                }
+                Err(error) if is_uncertain(&error) && part.len() > 1 && tries >= TRIES => {
+                    warn!(%error, operation, commands = part.len(), "one half after the other");
+                    let second = part.split_off(part.len() / 2);
+                    parts.extend([(second, tries), (part, tries)]);
+                }
+                Err(error) if is_uncertain(&error) && tries >= enough(&ready) => {
+                    warn!(%error, operation, "a command is left unanswered");
                 }
                 Err(error) => {
                     warn!(%error, operation, commands = part.len(), tries, "the same batch again");
                     let pause = AGAIN_AFTER.saturating_mul(1 << tries.min(10));
                     tokio::time::sleep(pause.min(AGAIN_AFTER_AT_MOST)).await;
-                    parts.push((part, tries + 1));
+                    parts.push_front((part, tries + 1));
                 }
             }
         }
         ready
     }
+}
+
+/// Something was tried, and nobody knows whether it was done.
+fn is_uncertain(error: &CallError) -> bool {
+    matches!(
+        error,
+        CallError::Unanswered { .. } | CallError::Unknown(_) | CallError::Serialization(_)
+    )
+}
+
+/// Tries of a single command of which nobody knows: if others are answered it is the command, not the database.
+fn enough(ready: &[Ready]) -> u32 {
+    if ready.is_empty() { LONE_TRIES } else { TRIES }
 }
 
 fn read(record: &Record) -> Result<Command, String> {

@@ -294,7 +294,7 @@ pub trait Store: Send + Sync + 'static {
     /// Stores dead letters, each with its outbox message; one that is already there changes nothing.
     async fn dead_letter(&self, batch: Vec<DeadLetter>) -> Result<(), Error>;
 
-    /// Claims outbox messages for 10 s, oldest first.
+    /// Claims outbox messages for 45 s, oldest first.
     async fn claim_outbox(&self, limit: u32) -> Result<Vec<OutboxMessage>, Error>;
 
     /// Forgets outbox messages that are produced.

@@ -120,7 +120,8 @@ pub enum CallError {
     Partly {
         /// Of those that were answered or may have been applied.
         replies: Vec<Reply>,
-        /// Why the others were not done: one of the errors after which nothing was applied.
+        /// Why the others were not done: one of the errors after which nothing was applied; or [`CallError::Unanswered`] if
+        /// nobody has answered at all, though nothing of the others was applied then either.
         rest: Box<CallError>,
     },
 }

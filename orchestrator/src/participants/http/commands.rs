@@ -10,9 +10,9 @@ use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use lapse_participants::kit::{CallError, Command, Participant, Reply, deadline};
-use lapse_sagas::Outcome;
+use lapse_sagas::{CommandId, Outcome};
 use serde::Serialize;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 use super::{Address, Endpoint, IDEMPOTENCY_KEY, Request, replies};
@@ -79,6 +79,13 @@ impl HttpParticipant {
         })
     }
 
+    /// A place among the requests, in time.
+    async fn slot(&self, times: Times) -> Option<SemaphorePermit<'_>> {
+        let slot = tokio::time::timeout_at(times.sent, self.slots.acquire());
+        let slot = slot.await.ok()?.ok()?;
+        (Instant::now() < times.sent).then_some(slot)
+    }
+
     async fn post(
         &self,
         times: Times,
@@ -86,13 +93,6 @@ impl HttpParticipant {
         body: &impl Serialize,
         commands: usize,
     ) -> Result<Vec<u8>, CallError> {
-        let slot = tokio::time::timeout_at(times.sent, self.slots.acquire()).await;
-        let Ok(Ok(_slot)) = slot else {
-            return Err(self.too_late());
-        };
-        if Instant::now() >= times.sent {
-            return Err(self.too_late());
-        }
         let body = serde_json::to_vec(body)
             .map_err(|error| CallError::Data(format!("command: {error}")))?;
         let request = Request {
@@ -116,6 +116,9 @@ impl HttpParticipant {
     }
 
     async fn batch(&self, commands: &[Command], times: Times) -> Result<Vec<Reply>, CallError> {
+        let Some(_slot) = self.slot(times).await else {
+            return Err(self.too_late());
+        };
         let body = self
             .post(times, Vec::new(), &commands, commands.len())
             .await?;
@@ -127,17 +130,20 @@ impl HttpParticipant {
         Ok(read.replies)
     }
 
-    async fn one<'c>(
+    /// None if it was not sent in time.
+    async fn one(
         &self,
-        command: &'c Command,
+        command: &Command,
         times: Times,
-    ) -> (&'c Command, Result<Reply, CallError>) {
-        let key = (IDEMPOTENCY_KEY, command.command_id.to_string());
+    ) -> (CommandId, Option<Result<Reply, CallError>>) {
+        let id = command.command_id.clone();
+        let Some(_slot) = self.slot(times).await else {
+            return (id, None);
+        };
+        let key = (IDEMPOTENCY_KEY, id.to_string());
         let answer = self.post(times, vec![key], command, 1).await;
-        (
-            command,
-            answer.and_then(|body| replies::read_one(&body, command)),
-        )
+        let reply = answer.and_then(|body| replies::read_one(&body, command));
+        (id, Some(reply))
     }
 
     /// As many at a time as there are slots. Whoever is busy or away is not sent the rest.
@@ -150,8 +156,11 @@ impl HttpParticipant {
         let first = unsent.by_ref().take(self.in_flight);
         let mut sent: FuturesUnordered<_> = first.map(|command| self.one(command, times)).collect();
         let mut ends = Ends::default();
-        while let Some((command, end)) = sent.next().await {
-            ends.note(command, end);
+        while let Some((id, end)) = sent.next().await {
+            match end {
+                Some(end) => ends.note(id, end),
+                None => ends.not_sent = Some(self.too_late()),
+            }
             if !ends.stop
                 && let Some(next) = unsent.next()
             {
@@ -183,11 +192,12 @@ struct Ends {
     answered: bool,
     silence: Option<CallError>,
     held_back: Option<CallError>,
+    not_sent: Option<CallError>,
     stop: bool,
 }
 
 impl Ends {
-    fn note(&mut self, command: &Command, end: Result<Reply, CallError>) {
+    fn note(&mut self, id: CommandId, end: Result<Reply, CallError>) {
         let outcome = match end {
             Ok(reply) => {
                 self.answered = true;
@@ -211,26 +221,71 @@ impl Ends {
                 outcome
             }
             Err(error) => {
+                self.answered |= !matches!(error, CallError::Unreachable(_));
                 self.stop |= !matches!(error, CallError::Locked(_) | CallError::Serialization(_));
                 self.held_back = self.held_back.take().or(Some(error));
                 return;
             }
         };
         self.replies.push(Reply {
-            command_id: command.command_id.clone(),
+            command_id: id,
             outcome,
         });
     }
 
     fn sum_up(self) -> Result<Vec<Reply>, CallError> {
-        match (self.held_back, self.silence) {
+        let nobody = self.silence.filter(|_| !self.answered);
+        let rest = self.held_back.or(self.not_sent);
+        match (rest, nobody) {
             (Some(rest), _) if self.replies.is_empty() => Err(rest),
-            (Some(rest), _) => Err(CallError::Partly {
+            (Some(rest), nobody) => Err(CallError::Partly {
                 replies: self.replies,
-                rest: Box::new(rest),
+                rest: Box::new(nobody.unwrap_or(rest)),
             }),
-            (None, Some(silence)) if !self.answered => Err(silence),
-            (None, _) => Ok(self.replies),
+            (None, Some(silence)) => Err(silence),
+            (None, None) => Ok(self.replies),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ends(all: [Result<Reply, CallError>; 2]) -> Result<Vec<Reply>, CallError> {
+        let mut ends = Ends::default();
+        for (id, end) in ["a:do", "b:do"].into_iter().zip(all) {
+            ends.note(CommandId::from(id), end);
+        }
+        ends.sum_up()
+    }
+
+    fn reset() -> Result<Reply, CallError> {
+        Err(CallError::unanswered("reset"))
+    }
+
+    fn refused() -> Result<Reply, CallError> {
+        Err(CallError::Unreachable("refused".to_owned()))
+    }
+
+    #[test]
+    fn whoever_dies_in_the_middle_has_answered_nothing() {
+        let Err(CallError::Partly { replies, rest }) = ends([reset(), refused()]) else {
+            panic!("the first may have been applied, the second was not");
+        };
+        assert_eq!(replies.len(), 1);
+        assert!(matches!(*rest, CallError::Unanswered { .. }), "{rest:?}");
+    }
+
+    #[test]
+    fn one_answer_shows_that_somebody_is_there() {
+        let done = Reply {
+            command_id: CommandId::from("a:do"),
+            outcome: Outcome::Superseded,
+        };
+        let Err(CallError::Partly { rest, .. }) = ends([Ok(done), refused()]) else {
+            panic!("the second was not applied");
+        };
+        assert!(matches!(*rest, CallError::Unreachable(_)), "{rest:?}");
     }
 }

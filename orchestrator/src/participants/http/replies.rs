@@ -5,8 +5,11 @@
 use std::collections::HashMap;
 
 use lapse_participants::kit::{CallError, Command, Reply};
+use lapse_sagas::outcome::one_line;
 use lapse_sagas::{CommandId, Outcome};
 use serde_json::Value;
+
+use super::WORDS_MAX;
 
 /// Of an answer per command, beside as much for the whole.
 const PER_COMMAND: usize = 64 * 1024;
@@ -75,13 +78,10 @@ pub(super) fn read_one(body: &[u8], command: &Command) -> Result<Reply, CallErro
 }
 
 fn outcome(entry: Value) -> Outcome {
-    match serde_json::from_value(entry) {
-        Ok(Outcome::Done { output }) if !(output.is_object() || output.is_null()) => {
-            unknown("garbage: output is neither an object nor null")
-        }
-        Ok(outcome) => outcome,
-        Err(error) => unknown(&format!("garbage: no outcome: {error}")),
-    }
+    let outcome: Result<Outcome, _> = serde_json::from_value(entry);
+    outcome
+        .unwrap_or_else(|error| unknown(&format!("garbage: no outcome: {error}")))
+        .received()
 }
 
 fn unknown(error: &str) -> Outcome {
@@ -91,5 +91,5 @@ fn unknown(error: &str) -> Outcome {
 }
 
 fn garbage(words: &str) -> CallError {
-    CallError::Unknown(format!("garbage: {words}"))
+    CallError::Unknown(one_line(&format!("garbage: {words}"), WORDS_MAX))
 }

@@ -210,7 +210,8 @@ impl Ops {
             .await
     }
 
-    /// Ids of the letters that a replay of all of them would take, the oldest first: a page after this one.
+    /// Ids of the letters that a replay of all of them would take, the oldest first: a page after this one. Replies, under
+    /// whatever prefix, are none of them.
     pub async fn dead_letter_ids(
         &self,
         filter: LetterFilter,
@@ -222,7 +223,7 @@ impl Ops {
                 Box::pin(async move {
                     let ids = sqlx::query_scalar!(
                         r#"select d.id as "id!" from ops_v1.dead_letters as d
-                           where d.state in ('open', 'quarantined') and ($1::text is null or d.state = $1)
+                           where d.state in ('open', 'quarantined') and d.topic not like '%replies' and ($1::text is null or d.state = $1)
                              and ($2::text is null or d.topic = $2) and ($3::text is null or d.reason = $3)
                              and ($4::timestamptz is null or d.at >= $4) and d.id > $5
                            order by d.id limit $6"#,
@@ -257,7 +258,8 @@ impl Ops {
             .await
     }
 
-    /// Writes down what became of a letter; its state afterwards, or none if it is neither open nor quarantined any more.
+    /// Writes down what became of a letter; its state afterwards, or none if it is neither open nor quarantined any more. One
+    /// that was discarded while it was replayed is replayed: its saga is there.
     pub async fn close_letter(
         &self,
         id: i64,
@@ -285,7 +287,8 @@ impl Ops {
                            note = coalesce($5, d.note),
                            resolved_by = case when $2 is null then d.resolved_by else $7 end,
                            resolved_at = case when $2 is null then d.resolved_at else statement_timestamp() end
-                         where d.id = $1 and d.state in ('open', 'quarantined')
+                         where d.id = $1
+                           and (d.state in ('open', 'quarantined') or d.state = 'discarded' and $2 = 'replayed')
                          returning d.state",
                         id,
                         state,

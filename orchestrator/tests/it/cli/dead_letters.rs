@@ -348,21 +348,30 @@ async fn a_letter_that_is_not_whole_any_more_is_refused_with_words() {
         ..odd(live.topic("schedule"), 2, &good)
     };
     let foreign = odd("somebody.else".to_owned(), 3, &good);
+    let reply = DeadLetter {
+        reason: "bad_reply".to_owned(),
+        ..odd(live.topic("replies"), 5, "{}")
+    };
     let fixed = DeadLetter {
         headers: json!({ "lapse-due-at-ms": "soon" }),
         ..odd(live.topic("schedule"), 4, &good)
     };
     store
-        .dead_letter(vec![cut, headless, foreign, fixed])
+        .dead_letter(vec![cut, headless, foreign, fixed, reply])
         .await
         .unwrap();
-    let rows = buried(&live, 4).await;
+    let mut rows = buried(&live, 5).await;
 
     let answer = letters(&live, &["replay", "--all"])
         .with_code(3)
         .object("dead-letters-replay");
 
-    assert_eq!(answer["refused"], 4, "{answer}");
+    assert_eq!(answer["refused"], 4, "a reply is none of all: {answer}");
+    let at = rows.iter().position(|row| row.reason == "bad_reply");
+    let reply = rows.remove(at.expect("a reply")).id.to_string();
+    let asked = letters(&live, &["replay", &reply]).with_code(3);
+    let asked = asked.object("dead-letters-replay");
+    assert_eq!(asked["letters"][0]["reason"], "a_reply", "{asked}");
     let reason = |id: i64| {
         let letters = answer["letters"].as_array().expect("a list").iter();
         let mut found = letters.filter(|letter| letter["id"] == id);

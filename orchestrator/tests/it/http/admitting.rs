@@ -167,6 +167,8 @@ async fn a_client_that_does_not_get_to_the_end_is_given_up() {
             &live,
             format!("{head}transfer-encoding: chunked\r\n\r\n1\r\n{{\r\n"),
         ),
+        answer_to(&live, String::new()),
+        answer_to(&live, "P".to_owned()),
     ]);
     let answers = tokio::time::timeout(GIVEN_UP_WITHIN, given_up)
         .await

@@ -183,6 +183,14 @@ async fn dead_letters_are_listed_replayed_and_discarded() {
     })
     .await;
     let discard = format!("/v1/dead-letters/{}/discard", letter.id);
+    for actor in ["", "ann\nbob"] {
+        let forged = json!({ "reason": "nobody's", "actor": actor });
+        problem(
+            post(&live, &discard, &forged).await,
+            StatusCode::UNPROCESSABLE_ENTITY,
+        )
+        .await;
+    }
     let why = json!({ "reason": "nobody's", "actor": "ann" });
     assert_eq!(post(&live, &discard, &why).await.status(), StatusCode::OK);
     problem(post(&live, &discard, &why).await, StatusCode::CONFLICT).await;

@@ -223,6 +223,32 @@ async fn what_is_no_reply_is_a_dead_letter_and_blocks_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn words_of_a_participant_are_kept_as_one_line_and_too_large_a_reply_is_a_dead_letter() {
+    let queue = Queue::new().await;
+    let coordinator = queue.coordinator();
+    queue.world.start(&coordinator, &["o1"]).await;
+    let command = queue.command("cancel_order", 1).await;
+    let says = |reason: String| Outcome::Rejected { reason };
+    queue.answer(&command, says("x".repeat(300_000)));
+    queue.answer(
+        &command,
+        says(format!("\u{1b}[2J\r\n{}", "x".repeat(10_000))),
+    );
+
+    let saga = queue.world.at_rest("o1", HOUR).await;
+    queue.all_read().await;
+
+    let history = queue.store.history(saga.id);
+    let longest = history.iter().map(|line| line.text.len()).max();
+    assert!(longest < Some(2_000), "{longest:?}");
+    let all = format!("{history:?} {:?}", queue.store.outbox());
+    assert!(!all.contains("u001b"), "{all}");
+    let letters = queue.store.dead_letters();
+    assert_eq!(letters.len(), 1);
+    assert!(letters[0].detail.contains("bytes"), "{}", letters[0].detail);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_command_that_kafka_did_not_take_waits_at_no_attempt_and_is_produced_once() {
     let queue = Queue::new().await;
     queue.bus.set_refuses_to_publish(true);
@@ -491,6 +517,9 @@ impl Participant for Moody {
         if is("locked") {
             return Err(CallError::Locked("55P03".to_owned()));
         }
+        if is("cursed") {
+            return Err(CallError::Unknown("XX000".to_owned()));
+        }
         let reply = |command: &Command| Reply {
             command_id: command.command_id.clone(),
             outcome: done(),
@@ -582,6 +611,19 @@ async fn a_participant_answers_only_what_it_has_committed_and_only_then() {
         gone.serve().await.is_empty(),
         "its partition went to somebody else, who answers"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_of_which_nobody_knows_what_becomes_is_left_unanswered_and_holds_up_nobody() {
+    let served = Served::new(true);
+    for order_id in ["o1", "cursed", "o2", "o3"] {
+        served.append(&command(order_id));
+    }
+
+    let answers = served.serve().await;
+
+    let done = [("o1:do", "done"), ("o2:do", "done"), ("o3:do", "done")];
+    assert_eq!(names(&answers), done);
 }
 
 #[tokio::test(start_paused = true)]

@@ -212,6 +212,11 @@ async fn dead_letters_are_shown_with_their_bytes_whatever_they_are() {
     assert_eq!(closed.unwrap().as_deref(), Some("discarded"));
     let again = ops.close_letter(rows[0].id, discarded, "bob").await;
     assert_eq!(again.unwrap(), None, "only once");
+    let refused = Closing::Refused {
+        error: "not_json: again".to_owned(),
+    };
+    let refused = ops.close_letter(rows[0].id, refused, "bob").await;
+    assert_eq!(refused.unwrap(), None);
     let groups = ops.dead_letter_groups(ten).await.unwrap();
     assert_eq!(
         (
