@@ -123,6 +123,7 @@ impl Coordinator {
             definitions: definitions.clone(),
             clock: clock.clone(),
             batch_max: config.executor.batch_max,
+            unasked: Default::default(),
         };
         taking.spawn("intake", |stop| async move { intake.run(&stop).await });
         let (polling, every) = (executor.clone(), config.poll());

@@ -37,6 +37,9 @@ pub trait Feed: Send + Sync + 'static {
     /// Whether any partition is read here now. A member of a group may have none: others read what answers it.
     fn has_partitions(&self) -> bool;
 
+    /// Why nobody can read the topics, in words; none where they are read, here or by another member.
+    fn trouble(&self) -> Option<String>;
+
     /// Commits everything up to these, and waits for it; true for each that is committed. False: its partition was given
     /// up meanwhile, or the feed is closed, and somebody else gets the record again.
     async fn commit(&self, origins: &[Origin]) -> Vec<bool>;
@@ -153,6 +156,10 @@ impl Feed for MemoryFeed {
 
     fn has_partitions(&self) -> bool {
         true
+    }
+
+    fn trouble(&self) -> Option<String> {
+        None
     }
 
     async fn commit(&self, origins: &[Origin]) -> Vec<bool> {

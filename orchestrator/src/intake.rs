@@ -5,10 +5,11 @@
 //! record whose time is in doubt.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lapse_participants::kit::OrderKey;
+use chrono::TimeDelta;
+use lapse_participants::kit::{CallError, OrderKey};
 use lapse_sagas::order_event::LARGEST_BYTES;
 use lapse_sagas::{Cause, Definition, OrderEvent, Span, State, Timestamp};
 use serde_json::Value;
@@ -24,6 +25,10 @@ use crate::store::{self, DeadLetter, Start, Store};
 
 /// A dead letter keeps so much of a value that no event may have: who sent it can be seen, and nothing else is of use.
 const OVERSIZED_KEPT: usize = 64 * 1024;
+/// The guard waits so long for an order owner, …
+const GUARD_WITHIN: Duration = Duration::from_secs(1);
+/// … and is left out for so long after one that did not answer.
+const GUARD_LEFT_OUT_FOR: TimeDelta = TimeDelta::seconds(10);
 /// Pause after the store refused a whole batch.
 const STORE_PAUSE: Duration = Duration::from_millis(500);
 
@@ -41,6 +46,8 @@ pub struct Intake {
     pub clock: Arc<dyn Clock>,
     /// Records per batch at most.
     pub batch_max: usize,
+    /// Order owners that did not answer the guard, and until when it is left out for them; none at first.
+    pub unasked: Mutex<BTreeMap<String, Timestamp>>,
 }
 
 /// A record on its way to become a saga.
@@ -170,8 +177,8 @@ impl Intake {
         }
     }
 
-    /// Drops what the order owner says is paid, where the definition asks for it. An owner that can't answer drops
-    /// nothing: CancelOrder decides.
+    /// Drops what the order owner says is paid, where the definition asks for it. An owner that can't answer soon drops
+    /// nothing and is not asked for a while: CancelOrder decides, and nobody waits for an answer that nobody needs.
     async fn guard(&self, candidates: Vec<Candidate>) -> Vec<Candidate> {
         let (guarded, mut kept): (Vec<_>, Vec<_>) = candidates
             .into_iter()
@@ -189,6 +196,10 @@ impl Intake {
         kept
     }
 
+    fn unasked(&self) -> MutexGuard<'_, BTreeMap<String, Timestamp>> {
+        self.unasked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn drop_paid(&self, candidates: Vec<Candidate>) -> Vec<Candidate> {
         let Some(definition) = candidates
             .first()
@@ -196,17 +207,25 @@ impl Intake {
         else {
             return candidates;
         };
-        let Some(owner) = self.executor.owner(&definition.body.trigger.order_owner) else {
+        let name = &definition.body.trigger.order_owner;
+        let is_left_out = |until: &Timestamp| self.clock.now() < *until;
+        if self.unasked().get(name).is_some_and(is_left_out) {
+            return candidates;
+        }
+        let Some(owner) = self.executor.owner(name) else {
             return candidates;
         };
         let orders: Vec<OrderKey> = candidates
             .iter()
             .map(|candidate| candidate.read.order())
             .collect();
-        let paid = match owner.paid(&orders).await {
+        let asked = tokio::time::timeout(GUARD_WITHIN, owner.paid(&orders)).await;
+        let paid = match asked.unwrap_or_else(|_| Err(CallError::unanswered("timeout"))) {
             Ok(paid) => paid,
             Err(error) => {
-                warn!(%error, "the guard could not ask; nothing is dropped");
+                warn!(owner = name, %error, "the guard could not ask; nothing is dropped for a while");
+                let until = self.clock.now() + GUARD_LEFT_OUT_FOR;
+                self.unasked().insert(name.clone(), until);
                 return candidates;
             }
         };

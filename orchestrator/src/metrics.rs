@@ -128,11 +128,15 @@ fn describe() {
     );
     describe_gauge!(
         "lapse_sweep_uncovered_orders",
-        "Overdue orders on the last page swept whose type no active definition is for."
+        "Overdue orders in the last round, by owner, whose type no active definition is for."
+    );
+    describe_gauge!(
+        "lapse_sweep_unusable_orders",
+        "Overdue orders in the last round, by owner, that can't become sagas; the log names one."
     );
     describe_gauge!(
         "lapse_sweep_last_run_seconds",
-        "When the last sweep ended, Unix time."
+        "When the last round that saw all overdue orders ended, by owner, Unix time."
     );
     describe_counter!(
         "lapse_alerts_sent_total",

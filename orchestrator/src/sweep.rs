@@ -2,14 +2,15 @@
 //!
 //! An owner with a look-ahead is the source of its orders: what falls due within it becomes a saga that sleeps in the table
 //! until then. Relies on the owner's keyset pages and on the saga key to make a second start harmless. Never: touches an
-//! order that has a saga of its key, whatever became of that of its generation.
+//! order that has a saga of its key, whatever became of that of its generation; or stops at an order that can't become one.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::TimeDelta;
 use lapse_participants::kit::{CallError, OrderKey, OrderOwner, Overdue};
+use lapse_sagas::order_event::check_order;
 use lapse_sagas::{Cause, Definition, SagaId, Timestamp};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -26,6 +27,8 @@ use crate::store::{self, Standing, Started, Store};
 const LATE_BY: TimeDelta = TimeDelta::seconds(5);
 /// Orders per page.
 const PAGE: u32 = 500;
+/// An owner that takes longer for a page is asked again in the next round.
+const PAGE_WITHIN: Duration = Duration::from_secs(15);
 
 /// Looks for overdue orders.
 pub struct Sweep {
@@ -65,16 +68,11 @@ impl Sweep {
                 let Some(owner) = self.executor.owner(&name) else {
                     continue;
                 };
-                match self
-                    .sweep(&name, owner.as_ref(), &mut left_open, stop)
-                    .await
-                {
-                    Ok(0) => {}
-                    Ok(started) => info!(owner = name, started, "the sweep found overdue orders"),
+                let mut round = Round::of(&name, &mut left_open, stop);
+                match self.sweep(owner.as_ref(), &mut round).await {
+                    Ok(()) => round.tell(self.clock.now()),
                     Err(error) => warn!(owner = name, %error, "sweep cut short; it comes again"),
                 }
-                metrics::gauge!("lapse_sweep_last_run_seconds")
-                    .set(self.clock.now().timestamp() as f64);
             }
             left_open.forget_others();
         }
@@ -98,50 +96,62 @@ impl Sweep {
             .collect()
     }
 
-    /// All pages, oldest first, unless it is stopped. Gives the number of sagas started.
-    async fn sweep(
-        &self,
-        name: &str,
-        owner: &dyn OrderOwner,
-        left_open: &mut LeftOpen,
-        stop: &CancellationToken,
-    ) -> Result<usize, Error> {
-        let mut started = 0;
+    /// All pages, oldest first, unless it is stopped.
+    async fn sweep(&self, owner: &dyn OrderOwner, round: &mut Round<'_>) -> Result<(), Error> {
         let mut after: Option<Overdue> = None;
         let ahead = owner.look_ahead();
-        while !stop.is_cancelled() {
-            let late = self.clock.now() - LATE_BY;
-            let mut page = owner.overdue_orders(after.as_ref(), ahead, PAGE).await?;
+        while !round.stop.is_cancelled() {
+            round.late = self.clock.now() - LATE_BY;
+            let asked = owner.overdue_orders(after.as_ref(), ahead, PAGE);
+            let page = tokio::time::timeout(PAGE_WITHIN, asked).await;
+            let mut page = page.unwrap_or_else(|_| {
+                let words = format!("timeout: no page in {PAGE_WITHIN:?}");
+                Err(CallError::unanswered(words))
+            })?;
             let Some(last) = page.last().cloned() else {
-                return Ok(started);
+                return Ok(());
             };
-            if ahead.is_zero() {
-                page.retain(|order| order.due_at <= late);
+            if !round.goes_on(&page)? {
+                return Ok(());
             }
-            started += self
-                .start_missing(name, page, late, left_open, stop)
-                .await?;
+            if ahead.is_zero() {
+                page.retain(|order| order.due_at <= round.late);
+            }
+            page.retain(|order| round.is_usable(order));
+            self.start_all(page, round).await?;
             after = Some(last);
         }
-        Ok(started)
+        Ok(())
+    }
+
+    /// A page that can't be stored as it is is halved down to the order that is in the way: those behind it must not wait for
+    /// it.
+    async fn start_all(&self, page: Vec<Overdue>, round: &mut Round<'_>) -> Result<(), Error> {
+        let mut parts = vec![page];
+        while let Some(mut part) = parts.pop() {
+            match self.start_missing(&part, round).await {
+                Ok(()) => {}
+                Err(Error::Store(store::Error::Data(_))) if part.len() > 1 => {
+                    let second = part.split_off(part.len() / 2);
+                    parts.extend([second, part]);
+                }
+                Err(Error::Store(store::Error::Data(detail))) => {
+                    part.iter().for_each(|order| round.unusable(order, &detail));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// By the definitions whose orders this owner has: another owner's may have the same types.
-    async fn start_missing(
-        &self,
-        owner: &str,
-        overdue: Vec<Overdue>,
-        late: Timestamp,
-        left_open: &mut LeftOpen,
-        stop: &CancellationToken,
-    ) -> Result<usize, Error> {
-        let mut started = 0;
+    async fn start_missing(&self, overdue: &[Overdue], round: &mut Round<'_>) -> Result<(), Error> {
         let active = self.definitions.active();
         let of_owner: Vec<_> = active
             .iter()
-            .filter(|definition| definition.body.trigger.order_owner == owner)
+            .filter(|definition| definition.body.trigger.order_owner == round.owner)
             .collect();
-        tell_uncovered(&of_owner, &overdue);
+        round.note_uncovered(&of_owner, overdue);
         for definition in of_owner {
             let trigger = &definition.body.trigger;
             let own: Vec<&Overdue> = overdue
@@ -160,7 +170,8 @@ impl Sweep {
                 match standing {
                     Standing::None => missing.push(order.clone()),
                     Standing::Closed { saga_id, .. }
-                        if order.due_at <= late && left_open.is_certain(saga_id, now) =>
+                        if order.due_at <= round.late
+                            && round.left_open.is_certain(saga_id, now) =>
                     {
                         unresolved.push((saga_id, order.clone()));
                     }
@@ -172,9 +183,9 @@ impl Sweep {
                     .alert_unresolved(definition.name(), &unresolved)
                     .await?;
             }
-            started += self.start(definition, missing, stop).await?;
+            round.started += self.start(definition, missing, round.stop).await?;
         }
-        Ok(started)
+        Ok(())
     }
 
     /// As many at a time as the executor has room for, however little that is.
@@ -249,23 +260,106 @@ impl LeftOpen {
     }
 }
 
-/// Overdue orders of types that no definition is for would stay overdue in silence.
-fn tell_uncovered(definitions: &[&Arc<Definition>], overdue: &[Overdue]) {
-    let is_covered = |order: &&Overdue| {
-        let covers = |definition: &&Arc<Definition>| {
-            definition.body.trigger.delay(&order.order_type).is_some()
+/// One look at all that an owner lists, and what it found.
+struct Round<'r> {
+    owner: &'r str,
+    left_open: &'r mut LeftOpen,
+    stop: &'r CancellationToken,
+    late: Timestamp,
+    /// The page before.
+    page: HashSet<OrderKey>,
+    started: usize,
+    /// By order, so that a page that is looked at again in halves counts once: the types that no definition is for, …
+    uncovered: BTreeMap<OrderKey, String>,
+    /// … and why it can't become a saga.
+    unusable: BTreeMap<OrderKey, String>,
+}
+
+impl<'r> Round<'r> {
+    fn of(owner: &'r str, left_open: &'r mut LeftOpen, stop: &'r CancellationToken) -> Round<'r> {
+        Round {
+            owner,
+            left_open,
+            stop,
+            late: Timestamp::MIN_UTC,
+            page: HashSet::new(),
+            started: 0,
+            uncovered: BTreeMap::new(),
+            unusable: BTreeMap::new(),
+        }
+    }
+
+    /// An owner that knows milliseconds only lists what is as old as the last order again. If that is all, it was the last
+    /// page, unless it is full: then nothing behind it would ever be seen.
+    fn goes_on(&mut self, page: &[Overdue]) -> Result<bool, CallError> {
+        let orders: HashSet<OrderKey> = page.iter().map(|order| order.order.clone()).collect();
+        let is_new = !orders.is_subset(&self.page);
+        self.page = orders;
+        if !is_new && page.len() >= PAGE as usize {
+            let words = "garbage: a page of overdue orders is the same as the one before";
+            return Err(CallError::Unknown(words.to_owned()));
+        }
+        Ok(is_new)
+    }
+
+    /// Whether an event could have named it.
+    fn is_usable(&mut self, overdue: &Overdue) -> bool {
+        let order = &overdue.order;
+        let checked = check_order(&order.tenant, &order.order_id, order.generation);
+        if let Err(bad) = &checked {
+            self.unusable(overdue, &bad.detail);
+        }
+        checked.is_ok()
+    }
+
+    fn unusable(&mut self, overdue: &Overdue, why: &str) {
+        self.unusable.insert(overdue.order.clone(), why.to_owned());
+    }
+
+    fn note_uncovered(&mut self, definitions: &[&Arc<Definition>], overdue: &[Overdue]) {
+        let is_covered = |order: &&Overdue| {
+            let covers = |definition: &&Arc<Definition>| {
+                definition.body.trigger.delay(&order.order_type).is_some()
+            };
+            definitions.iter().any(covers)
         };
-        definitions.iter().any(covers)
-    };
-    let uncovered: Vec<&Overdue> = overdue.iter().filter(|order| !is_covered(order)).collect();
-    metrics::gauge!("lapse_sweep_uncovered_orders").set(uncovered.len() as f64);
-    if let Some(first) = uncovered.first() {
-        error!(
-            orders = uncovered.len(),
-            order_id = first.order.order_id,
-            order_type = first.order_type,
-            "overdue orders that no active definition is for; deploy one, or start them with lapse start"
-        );
+        let uncovered = overdue.iter().filter(|order| !is_covered(order));
+        self.uncovered
+            .extend(uncovered.map(|order| (order.order.clone(), order.order_type.clone())));
+    }
+
+    /// What would stay overdue in silence is told.
+    fn tell(&self, now: Timestamp) {
+        let gauge = |name: &'static str, value: f64| {
+            metrics::gauge!(name, "owner" => self.owner.to_owned()).set(value);
+        };
+        gauge("lapse_sweep_last_run_seconds", now.timestamp() as f64);
+        gauge("lapse_sweep_uncovered_orders", self.uncovered.len() as f64);
+        gauge("lapse_sweep_unusable_orders", self.unusable.len() as f64);
+        let (owner, started) = (self.owner, self.started);
+        if started > 0 {
+            info!(owner, started, "the sweep found overdue orders");
+        }
+        if let Some((order, order_type)) = self.uncovered.first_key_value() {
+            error!(
+                owner,
+                orders = self.uncovered.len(),
+                order_id = order.order_id,
+                order_type,
+                "overdue orders that no active definition is for; deploy one, or start them with lapse start"
+            );
+        }
+        if let Some((order, why)) = self.unusable.first_key_value() {
+            error!(
+                owner,
+                orders = self.unusable.len(),
+                tenant = ?order.tenant,
+                order_id = ?order.order_id,
+                generation = order.generation,
+                why,
+                "overdue orders that can't become sagas are passed over; correct or cancel them where they are"
+            );
+        }
     }
 }
 

@@ -133,6 +133,17 @@ fn present<'a>(fields: &'a Map<String, Value>, field: &str) -> Option<&'a Value>
     fields.get(field).filter(|value| !value.is_null())
 }
 
+/// Whether an order that is known by other means than an event could be named by one: 1 to 200 characters without control
+/// characters, a generation from 1 on.
+///
+/// # Errors
+/// [`BadEvent`] as for an event.
+pub fn check_order(tenant: &str, order_id: &str, generation: i32) -> Result<(), BadEvent> {
+    short_text(tenant, "tenant", LONGEST_NAME, "bad_tenant")?;
+    short_text(order_id, "order_id", LONGEST_ID, "bad_order_id")?;
+    check_generation(i64::from(generation)).map(|_| ())
+}
+
 /// Text, or an integer whose digits are taken from the event's text: a float would lose some.
 fn identifier(
     fields: &Map<String, Value>,
@@ -202,10 +213,11 @@ fn generation(fields: &Map<String, Value>) -> Result<i32, BadEvent> {
     let Some(value) = present(fields, "generation") else {
         return Ok(1);
     };
-    let whole = value
-        .as_i64()
-        .and_then(|number| i32::try_from(number).ok())
-        .filter(|number| *number >= 1);
+    check_generation(value.as_i64().unwrap_or_default())
+}
+
+fn check_generation(number: i64) -> Result<i32, BadEvent> {
+    let whole = i32::try_from(number).ok().filter(|number| *number >= 1);
     whole.ok_or_else(|| {
         BadEvent::new(
             "bad_generation",

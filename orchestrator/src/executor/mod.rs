@@ -185,6 +185,11 @@ impl Executor {
         self.participants.owners.get(name).cloned()
     }
 
+    /// Why nobody can read replies that come later, in words.
+    pub fn deaf(&self) -> Option<String> {
+        self.participants.queued.deaf()
+    }
+
     /// Waits until a call has ended, so that there may be room now; at most so long.
     pub async fn progress(&self, at_most: Duration) {
         let _ = tokio::time::timeout(at_most, self.progress.notified()).await;

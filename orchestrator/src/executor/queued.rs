@@ -3,7 +3,7 @@
 //! ```text
 //! fenced "sent" ─► one record per command ─┬─ delivered ─► stays sent; a reply or the time-out moves it
 //!                                          ├─ nobody knows ─► undelivered, at no attempt; a reply moves it all the same
-//!                                          └─ certainly not sent ─► deferred, at no attempt
+//!                                          └─ certainly not sent, or nobody can read replies ─► deferred, at no attempt
 //! ```
 //! How many may be without an answer is up to the participant's care. Relies on the row's wake-up time as the only timer.
 //! Never: produces one sending of a command twice, or holds a saga until its answer comes; another coordinator may read that.
@@ -11,17 +11,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use chrono::TimeDelta;
 use lapse_participants::kit::{CallError, Command};
-use lapse_sagas::Event;
+use lapse_sagas::{Event, Timestamp};
 
 use super::batch::{self, Context};
 use crate::bus::{Delivery, Publish, commands_topic};
 use crate::feed::Feed;
 use crate::store::Saga;
-
-/// How long a command waits that Kafka did not take.
-const NOT_SENT_FOR: TimeDelta = TimeDelta::seconds(1);
 
 /// The participants behind Kafka.
 #[derive(Clone, Default)]
@@ -39,6 +35,12 @@ impl Queued {
         let replies = self.replies.as_ref();
         replies.is_some_and(|replies| replies.has_partitions())
     }
+
+    /// Why nobody can read replies, in words.
+    pub(super) fn deaf(&self) -> Option<String> {
+        let trouble = self.replies.as_ref()?.trouble()?;
+        Some(format!("nobody can read replies: {trouble}"))
+    }
 }
 
 impl Context<'_> {
@@ -49,6 +51,11 @@ impl Context<'_> {
 
     /// Produces a batch whose rows say `sent`, and gives back what was not sent, as far as anybody knows.
     pub(super) async fn produce(&self, sagas: Vec<Saga>) {
+        if let Some(words) = self.executor.deaf() {
+            // Without replies every attempt would time out.
+            let now = self.executor.clock.now();
+            return self.unreached(sagas, Delivery::NotSent, words, now).await;
+        }
         let (sagas, messages): (Vec<Saga>, Vec<Publish>) = sagas
             .into_iter()
             .filter_map(|saga| {
@@ -70,28 +77,43 @@ impl Context<'_> {
             metrics::counter!("lapse_commands_produced_total",
                 "participant" => self.call.participant.clone(), "fate" => delivery.name())
             .increment(sagas.len() as u64);
-            let events = match delivery {
+            let words = match delivery {
                 Delivery::Delivered => continue,
                 Delivery::NotSent => {
-                    let error = CallError::Unreachable("kafka did not take the command".to_owned());
-                    let until = self.executor.clock.now() + NOT_SENT_FOR;
-                    vec![self.deferred(until, &error); sagas.len()]
+                    let topic = commands_topic(&self.call.participant);
+                    format!(
+                        "kafka did not take the command; see that {topic} is there and may be written to"
+                    )
                 }
-                Delivery::Unknown => {
-                    let error = "kafka has not said whether it has the command".to_owned();
-                    let error = CallError::Unreachable(error);
-                    let event = Event::Undelivered {
-                        step: self.key.step.clone(),
-                        error: error.to_string(),
-                    };
-                    self.hear(&sagas, &Err(error), began_at);
-                    vec![event; sagas.len()]
-                }
+                Delivery::Unknown => "kafka has not said whether it has the command".to_owned(),
             };
             self.await_no_reply(&sagas);
-            let answered = batch::answered(sagas, events);
-            self.executor.submit(self.executor.record(answered).await);
+            self.unreached(sagas, delivery, words, began_at).await;
         }
+    }
+
+    /// These reached nobody, as far as anybody knows.
+    async fn unreached(
+        &self,
+        sagas: Vec<Saga>,
+        delivery: Delivery,
+        words: String,
+        sent_at: Timestamp,
+    ) {
+        let error = CallError::Unreachable(words);
+        self.hear(&sagas, &Err(error.clone()), sent_at);
+        let events = match delivery {
+            Delivery::NotSent | Delivery::Delivered => self.not_applied(&sagas, &error),
+            Delivery::Unknown => {
+                let event = Event::Undelivered {
+                    step: self.key.step.clone(),
+                    error: error.to_string(),
+                };
+                vec![event; sagas.len()]
+            }
+        };
+        let answered = batch::answered(sagas, events);
+        self.executor.submit(self.executor.record(answered).await);
         self.executor.tell(&self.call.participant).await;
     }
 

@@ -130,6 +130,7 @@ async fn livez(State(site): State<Site>) -> Response {
 async fn readyz(State(site): State<Site>) -> Response {
     let postgres = site.store.now().await.is_ok();
     let trouble = site.bus.trouble();
+    let trouble = trouble.or_else(|| site.executor.deaf());
     let ready = postgres && trouble.is_none();
     let status = if ready {
         StatusCode::OK

@@ -40,6 +40,9 @@ const HELD_MAX: usize = 2_000;
 const HELD_BYTES: usize = 16 * 1024 * 1024;
 /// Longest sleep: rebalances come on the main queue, which has no wake-up of its own.
 const LONGEST_PARK: Duration = Duration::from_millis(50);
+/// Where a topic is missing or not to be read, the brokers are asked so often whether it still is.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+const TOPIC_WITHIN: Duration = Duration::from_secs(2);
 /// A commit that was refused is tried again after this.
 const COMMIT_AGAIN: Duration = Duration::from_millis(200);
 /// A consumer that failed for good is built anew after this.
@@ -62,7 +65,10 @@ enum Source {
 }
 
 struct Shared {
+    /// Names of the topics, for people.
+    topics: String,
     held: Mutex<Held>,
+    trouble: Mutex<Option<Trouble>>,
     arrived: Notify,
     /// None once nobody will look at them any more.
     commits: Mutex<Option<VecDeque<CommitRequest>>>,
@@ -80,6 +86,14 @@ struct Held {
     assigned: BTreeMap<Place, u64>,
 }
 
+/// Why nobody can read.
+enum Trouble {
+    /// A topic is missing, or this user may not read it.
+    Topic(String),
+    /// This user may not be a member of the group.
+    Group(String),
+}
+
 struct CommitRequest {
     origins: Vec<Origin>,
     done: oneshot::Sender<Vec<bool>>,
@@ -91,12 +105,13 @@ impl KafkaFeed {
     /// # Errors
     /// [`Error::Settings`] if the client does not take the settings.
     pub fn group(settings: &Settings, group: &str, topics: &[&str]) -> Result<KafkaFeed, Error> {
-        let topics = topics.iter().map(|short| settings.topic(short)).collect();
+        let topics: Vec<String> = topics.iter().map(|short| settings.topic(short)).collect();
+        let names = topics.join(", ");
         let source = Source::Group {
             group: group.to_owned(),
             topics,
         };
-        KafkaFeed::start(settings, source)
+        KafkaFeed::start(settings, source, names)
     }
 
     /// Reads a topic, given by its short name, from where it ends now. Blocks until the brokers have said where.
@@ -109,12 +124,14 @@ impl KafkaFeed {
             doing: format!("look for the end of topic {topic}"),
             error: e.to_string(),
         })?;
-        KafkaFeed::start(settings, Source::Tail { ends })
+        KafkaFeed::start(settings, Source::Tail { ends }, topic)
     }
 
-    fn start(settings: &Settings, source: Source) -> Result<KafkaFeed, Error> {
+    fn start(settings: &Settings, source: Source, topics: String) -> Result<KafkaFeed, Error> {
         let shared = Arc::new(Shared {
+            topics,
             held: Mutex::default(),
+            trouble: Mutex::default(),
             arrived: Notify::new(),
             commits: Mutex::new(Some(VecDeque::new())),
             stopping: AtomicBool::new(false),
@@ -170,6 +187,16 @@ impl Feed for KafkaFeed {
 
     fn has_partitions(&self) -> bool {
         !self.shared.held().assigned.is_empty()
+    }
+
+    fn trouble(&self) -> Option<String> {
+        if self.has_partitions() {
+            return None;
+        }
+        let trouble = locked(&self.shared.trouble);
+        trouble.as_ref().map(|trouble| match trouble {
+            Trouble::Topic(words) | Trouble::Group(words) => words.clone(),
+        })
     }
 
     async fn commit(&self, origins: &[Origin]) -> Vec<bool> {
@@ -229,12 +256,43 @@ impl Shared {
         }
     }
 
-    /// These partitions are read from now on.
-    fn assigned(&self, places: impl Iterator<Item = Place>) {
+    /// These partitions are read from now on; with none of them, others may read.
+    fn assigned(&self, places: Vec<Place>) {
+        let mut trouble = locked(&self.trouble);
+        if !places.is_empty() || matches!(*trouble, Some(Trouble::Group(_))) {
+            *trouble = None;
+        }
         let mut held = self.held();
         held.epoch += 1;
         let epoch = held.epoch;
-        held.assigned.extend(places.map(|place| (place, epoch)));
+        held.assigned
+            .extend(places.into_iter().map(|place| (place, epoch)));
+    }
+
+    /// Most errors pass by themselves; these only when somebody does something.
+    fn failed(&self, error: &KafkaError, reason: &str) {
+        use RDKafkaErrorCode as Code;
+        let trouble = match error.rdkafka_error_code() {
+            Some(Code::UnknownTopicOrPartition | Code::UnknownTopic) => {
+                let words = "is missing; create it with `lapse topics create`";
+                Trouble::Topic(format!("{} {words}", self.topics))
+            }
+            Some(Code::TopicAuthorizationFailed) => {
+                Trouble::Topic(format!("{} may not be read by this user", self.topics))
+            }
+            Some(Code::GroupAuthorizationFailed) => {
+                Trouble::Group(format!("{}: this user may not join its group", self.topics))
+            }
+            _ => {
+                warn!(%error, reason, "kafka feed");
+                return;
+            }
+        };
+        let mut known = locked(&self.trouble);
+        if known.is_none() {
+            warn!(%error, reason, "a feed can't be read");
+        }
+        *known = Some(trouble);
     }
 
     /// Somebody else reads these now; what is held of them would only be read twice.
@@ -319,6 +377,7 @@ struct Reader {
     queues: Vec<(Place, PartitionQueue<Context>)>,
     refused_at: Option<Instant>,
     commits: bool,
+    looked_at: Instant,
 }
 
 impl Reader {
@@ -348,6 +407,7 @@ impl Reader {
             client: Arc::new(client),
             queues: Vec::new(),
             refused_at: None,
+            looked_at: Instant::now(),
             commits: matches!(source, Source::Group { .. }),
         })
     }
@@ -356,12 +416,36 @@ impl Reader {
     fn read(&mut self) -> Result<(), String> {
         while !self.shared.is_stopping() {
             self.serve_main_queue()?;
+            self.look_again();
             self.commit();
             if self.read_queues() == 0 {
                 thread::park_timeout(LONGEST_PARK);
             }
         }
         Ok(())
+    }
+
+    /// A topic that is there again is not missing any more; whether it is read here is up to the group.
+    fn look_again(&mut self) {
+        let is_topic = matches!(*locked(&self.shared.trouble), Some(Trouble::Topic(_)));
+        if !is_topic || self.looked_at.elapsed() < LOOK_AGAIN {
+            return;
+        }
+        self.looked_at = Instant::now();
+        let subscribed = self.client.subscription().unwrap_or_default();
+        let is_there = subscribed.elements().iter().all(|topic| {
+            let metadata = self
+                .client
+                .fetch_metadata(Some(topic.topic()), TOPIC_WITHIN);
+            metadata.is_ok_and(|metadata| {
+                let topics = metadata.topics();
+                !topics.is_empty() && topics.iter().all(|topic| topic.error().is_none())
+            })
+        });
+        if is_there {
+            *locked(&self.shared.trouble) = None;
+            info!("a feed can be read again");
+        }
     }
 
     /// Leaves the group. Dropping the client may hang when no broker answers: it happens on a thread of its own.
@@ -388,7 +472,7 @@ impl Reader {
                     counter!(metrics::STRAYS).increment(1);
                     self.hold(&message);
                 }
-                Some(Err(e)) => warn!(error = %e, "kafka feed"),
+                Some(Err(e)) => self.shared.failed(&e, &e.to_string()),
                 None if !self.rebalance()? => break,
                 None => {}
             }
@@ -429,7 +513,7 @@ impl Reader {
             self.queues.retain(|(known, _)| known != place);
             self.queues.push((place.clone(), queue));
         }
-        self.shared.assigned(places.into_iter());
+        self.shared.assigned(places);
         let assigned = if self.commits {
             assign(&self.client, partitions)
         } else {
@@ -453,7 +537,7 @@ impl Reader {
                         self.hold(&message);
                         read += 1;
                     }
-                    Some(Err(e)) => warn!(error = %e, "kafka feed"),
+                    Some(Err(e)) => self.shared.failed(&e, &e.to_string()),
                     None => break,
                 }
             }
@@ -599,12 +683,7 @@ impl ClientContext for Context {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        match error.rdkafka_error_code() {
-            Some(RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownTopic) => {
-                warn!(error = %error, reason, "a topic is missing; create it with `lapse topics create`");
-            }
-            _ => warn!(error = %error, reason, "kafka feed"),
-        }
+        self.shared.failed(&error, reason);
     }
 }
 

@@ -172,21 +172,29 @@ pub fn alert_message(alert: &AlertDue, at: Timestamp) -> String {
     }))
 }
 
-/// So much of a value goes into its message: escaped or as hex it must still be a message that brokers take.
+/// So much of a key, of headers as JSON text and of a value goes into the message: all of it escaped, at six bytes for one, it
+/// must still be a message that brokers take.
+const KEY_SENT: usize = 1_024;
+const HEADERS_SENT: usize = 16 * 1024;
 const VALUE_SENT: usize = 64 * 1024;
 
-/// The message on the topic of dead letters, with its key. Bytes that are not UTF-8 go as hex; of a long value the
-/// beginning, the row has the rest.
+/// The message on the topic of dead letters, with its key. Bytes that are not UTF-8 go as hex; of a long key or value the
+/// beginning, and no headers if they are long: the row has the rest.
 pub fn dead_letter_message(letter: &DeadLetter) -> (String, String) {
     let place = format!("{}/{}/{}", letter.topic, letter.partition, letter.offset);
-    let key = letter
-        .key
+    let begin = |bytes: &Option<Vec<u8>>, longest: usize| -> Option<Vec<u8>> {
+        let bytes = bytes.as_deref()?;
+        Some(bytes[..bytes.len().min(longest)].to_vec())
+    };
+    let raw_key = begin(&letter.key, KEY_SENT);
+    let key = raw_key
         .as_deref()
         .and_then(|key| std::str::from_utf8(key).ok());
-    let value = letter
-        .value
+    let headers = json_text(&letter.headers);
+    let headers = (headers.len() <= HEADERS_SENT).then_some(&letter.headers);
+    let value = begin(&letter.value, VALUE_SENT);
+    let value = value
         .as_deref()
-        .map(|value| &value[..value.len().min(VALUE_SENT)])
         .map(|value| std::str::from_utf8(value).map_err(|_| hex::encode(value)));
     let message = json_text(&json!({
         "format": "lapse-dead-letter/v1",
@@ -196,11 +204,11 @@ pub fn dead_letter_message(letter: &DeadLetter) -> (String, String) {
         "reason": letter.reason,
         "detail": letter.detail,
         "key": key,
-        "key_hex": if key.is_none() { letter.key.as_deref().map(hex::encode) } else { None },
+        "key_hex": if key.is_none() { raw_key.as_deref().map(hex::encode) } else { None },
         "value": value.as_ref().and_then(|value| value.as_ref().ok()),
         "value_hex": value.as_ref().and_then(|value| value.as_ref().err()),
         "value_bytes": letter.whole_bytes,
-        "headers": letter.headers,
+        "headers": headers,
     }));
     (storable(key.unwrap_or(&place)).into_owned(), message)
 }
@@ -249,3 +257,32 @@ pub const PARTICIPANT_DOWN: &str = "participant_down";
 /// Nobody has said for so long that it still holds: whoever raised it is gone. As in `claim_alerts.sql` and
 /// `participant_down.sql`.
 pub const DOWN_HOLDS_FOR: chrono::TimeDelta = chrono::TimeDelta::minutes(10);
+
+#[cfg(test)]
+mod tests {
+    use chrono::DateTime;
+
+    use super::*;
+
+    #[test]
+    fn the_message_of_the_largest_dead_letter_is_one_that_brokers_take() {
+        let worst = vec![1; 1024 * 1024];
+        let letter = DeadLetter {
+            topic: "lapse.schedule".to_owned(),
+            partition: 0,
+            offset: 42,
+            key: Some(worst.clone()),
+            value: Some(worst.clone()),
+            whole_bytes: worst.len(),
+            headers: json!({ "x": "\u{1}".repeat(1024 * 1024) }),
+            appended_at: DateTime::UNIX_EPOCH,
+            reason: "not_json".to_owned(),
+            detail: "line 1".to_owned(),
+        };
+        let (key, message) = dead_letter_message(&letter);
+        assert!(key.len() + message.len() < 500_000, "{}", message.len());
+        let message: serde_json::Value = serde_json::from_str(&message).expect("JSON");
+        assert_eq!(message["headers"], json!(null));
+        assert_eq!(message["value_bytes"], json!(worst.len()));
+    }
+}

@@ -3,7 +3,8 @@
 //! For: everything in this folder. Relies on one rule that sqlx 0.9.0 does not keep by itself: a transaction that is
 //! dropped while it begins can stay open on its connection and swallow the acknowledged writes of the next user (8 of
 //! 2,000 lost when measured). So each one runs in a task of its own that is never aborted; whoever waits may go away.
-//! Never: decides what to write; puts a time-out or a `select!` around a query (the server's own time-outs bound it).
+//! Never: decides what to write; goes on with a connection on which a query was given up. The server's own time-outs bound
+//! a query; only where the server has gone without a word, the connection is thrown away.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -25,6 +26,9 @@ pub const WRITERS: u32 = 4;
 pub const READERS: u32 = 4;
 /// How long to wait for a connection.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longer than anything that the server lets a transaction of the coordinator's take, and one for people.
+const SILENT_AFTER: Duration = Duration::from_secs(60);
+const READING_SILENT_AFTER: Duration = Duration::from_secs(3_600);
 /// How often a transaction that lost a deadlock is run.
 const MAX_RUNS: u32 = 6;
 
@@ -102,8 +106,7 @@ impl Db {
         T: Send + 'static,
         F: for<'c> Fn(&'c mut PgConnection) -> Work<'c, T> + Send + Sync + 'static,
     {
-        self.unaborted(&self.hot, Frame::Transaction("begin"), work)
-            .await
+        self.unaborted(&self.hot, Frame::Transaction, work).await
     }
 
     /// Runs `work`, which is one statement, without a transaction around it, on the hot pool.
@@ -127,9 +130,7 @@ impl Db {
         T: Send + 'static,
         F: for<'c> Fn(&'c mut PgConnection) -> Work<'c, T> + Send + Sync + 'static,
     {
-        let begin = "begin isolation level repeatable read read only";
-        self.unaborted(&self.views, Frame::Transaction(begin), work)
-            .await
+        self.unaborted(&self.views, Frame::Reading, work).await
     }
 
     /// Runs `work` once on a connection of its own, without any time-out: for migrations.
@@ -202,7 +203,8 @@ pub(crate) fn address(options: &PgConnectOptions) -> String {
 /// What is around the work.
 #[derive(Clone, Copy)]
 enum Frame {
-    Transaction(&'static str),
+    Transaction,
+    Reading,
     Alone,
 }
 
@@ -278,10 +280,20 @@ where
         .acquire()
         .await
         .map_err(|error| Failed::Aborted(error.into()))?;
-    let result = match frame {
-        Frame::Alone => work(&mut connection).await.map_err(Failed::Aborted),
-        Frame::Transaction(begin) => in_transaction(&mut connection, begin, work).await,
+    let framed = async {
+        let begin = match frame {
+            Frame::Alone => return work(&mut connection).await.map_err(Failed::Aborted),
+            Frame::Transaction => "begin",
+            Frame::Reading => "begin isolation level repeatable read read only",
+        };
+        in_transaction(&mut connection, begin, work).await
     };
+    let limit = match frame {
+        Frame::Alone | Frame::Transaction => SILENT_AFTER,
+        Frame::Reading => READING_SILENT_AFTER,
+    };
+    let result = tokio::time::timeout(limit, framed).await;
+    let result = result.unwrap_or_else(|_| Err(Failed::Aborted(silent(limit).into())));
     // One that went wrong in an unknown way is not given to anybody else.
     if let Err(Failed::Dead(error) | Failed::Aborted(Abort::Postgres(error))) = &result
         && is_gone(error)
@@ -289,6 +301,11 @@ where
         connection.close_on_drop();
     }
     result
+}
+
+fn silent(limit: Duration) -> sqlx::Error {
+    let words = format!("no answer in {limit:?}; the connection is given up");
+    sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, words))
 }
 
 async fn in_transaction<T, F>(

@@ -5,6 +5,7 @@ mod cancelling;
 mod dead_letters;
 mod failing;
 mod guarding;
+mod listing;
 mod replaying;
 mod sharing;
 mod sweeping;

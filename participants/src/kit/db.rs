@@ -3,7 +3,8 @@
 //! sqlx 0.9.0 can hand a connection with an open transaction back to the pool when `begin` is cancelled; what the next
 //! user writes there is acknowledged and lost (8 of 2,000). So all work runs in a task of its own that nobody aborts:
 //! a caller that gives up merely stops waiting, and what the database did is then unknown to it.
-//! Relies on the limits that [`options`] sets to end such work. Never: retries.
+//! Relies on the limits that [`options`] sets to end such work; where the server has gone without a word, which no limit of
+//! its own can end, the connection is thrown away after two minutes. Never: retries.
 
 use std::future::Future;
 use std::io::ErrorKind;
@@ -11,10 +12,13 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
-use sqlx::{Acquire, Database, PgConnection, Pool};
+use sqlx::{Connection, Database, PgConnection, Pool};
 use tracing::Instrument;
 
 use crate::kit::CallError;
+
+/// Longer than anything that a server with limits lets a transaction take.
+const SILENT_AFTER: Duration = Duration::from_secs(120);
 
 /// Work on a connection: what the closure given to [`tx`] returns, `Box::pin(async move { … })`.
 pub type Work<'c, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'c>>;
@@ -53,24 +57,35 @@ where
 {
     let pool = pool.clone();
     to_the_end(async move {
-        #[allow(
-            clippy::disallowed_methods,
-            reason = "the one place where a transaction begins, in a task that nobody aborts"
-        )]
-        let mut transaction = pool.begin().await?;
-        match work(&mut transaction).await {
-            Ok(value) => {
-                transaction.commit().await?;
-                Ok(value)
-            }
-            Err(error) => {
-                // A connection that can't even roll back is closed by the pool, and the server rolls back.
-                let _ = transaction.rollback().await;
-                Err(error)
-            }
-        }
+        let mut connection = pool.acquire().await?;
+        let work = in_transaction::<D, _, _, _>(&mut connection, work);
+        let done = tokio::time::timeout(SILENT_AFTER, work).await;
+        done.unwrap_or_else(|_| {
+            connection.close_on_drop();
+            Err(silent().into())
+        })
     })
     .await
+}
+
+async fn in_transaction<D, T, E, F>(connection: &mut D::Connection, work: F) -> Result<T, E>
+where
+    D: Database,
+    E: From<sqlx::Error>,
+    F: for<'c> FnOnce(&'c mut D::Connection) -> Work<'c, T, E>,
+{
+    let mut transaction = connection.begin().await?;
+    match work(&mut transaction).await {
+        Ok(value) => {
+            transaction.commit().await?;
+            Ok(value)
+        }
+        Err(error) => {
+            // A connection that can't even roll back is closed by the pool, and the server rolls back.
+            let _ = transaction.rollback().await;
+            Err(error)
+        }
+    }
 }
 
 /// Does the work on one connection without a transaction: for a single statement, which commits by itself.
@@ -86,9 +101,18 @@ where
     let pool = pool.clone();
     to_the_end(async move {
         let mut connection = pool.acquire().await?;
-        work(connection.acquire().await?).await
+        let done = tokio::time::timeout(SILENT_AFTER, work(&mut connection)).await;
+        done.unwrap_or_else(|_| {
+            connection.close_on_drop();
+            Err(silent().into())
+        })
     })
     .await
+}
+
+fn silent() -> sqlx::Error {
+    let words = format!("no answer in {SILENT_AFTER:?}; the connection is given up");
+    sqlx::Error::Io(std::io::Error::new(ErrorKind::TimedOut, words))
 }
 
 /// Runs it in a task of its own; dropping the returned future doesn't stop the task.

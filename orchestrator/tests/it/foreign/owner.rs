@@ -11,6 +11,7 @@ use sqlx::Executor;
 
 use super::shops::{FIRST_ID, MariaShop, PostgresShop};
 use crate::support::live::mysql_or_left_out;
+use crate::support::relay::{Relay, in_silence};
 use crate::support::world::order;
 
 const ROWS: usize = 50_000;
@@ -248,4 +249,24 @@ fn complete(seen: &[Overdue], unpaid: &[String]) {
 
 fn id(order: Overdue) -> String {
     order.order.order_id
+}
+
+#[tokio::test]
+async fn a_server_that_falls_silent_is_given_up() {
+    let shop = PostgresShop::open().await;
+    let mut settings = shop.settings();
+    let mut url = reqwest::Url::parse(&settings.database_url).expect("a URL");
+    let server = (url.host_str().unwrap(), url.port().unwrap());
+    let relay = Relay::to(format!("{}:{}", server.0, server.1).parse().unwrap());
+    url.set_port(Some(relay.port)).expect("it has a port");
+    settings.database_url = url.to_string();
+    let owner = open(&settings);
+    let ask = || owner.overdue_orders(None, Duration::ZERO, PAGE);
+    ask().await.expect("it answers");
+
+    relay.fall_silent_behind("orders");
+    let asked = in_silence(&relay, ask()).await;
+
+    let error = asked.expect("it is given up").expect_err("it is silent");
+    assert!(matches!(error, CallError::Unanswered { .. }), "{error}");
 }

@@ -5,8 +5,12 @@ use std::time::Duration;
 use lapse::bus::{Outlet, Publish, REPLIES};
 use lapse::feed::{Feed, Record};
 use lapse::kafka::{KafkaFeed, KafkaOutlet};
+use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminClient, AdminOptions};
+use rdkafka::client::DefaultClientContext;
 
 use super::bench::{Bench, on_both};
+use crate::support::until;
 
 const SOON: Duration = Duration::from_secs(30);
 const GROUP: &str = "readers";
@@ -117,4 +121,50 @@ fn numbers(records: &[Record]) -> Vec<u32> {
         .iter()
         .map(|record| String::from_utf8(text(record)).unwrap().parse().unwrap())
         .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_topic_that_is_missing_is_told_until_it_is_there_again() {
+    let test = "a_topic_that_is_missing_is_told_until_it_is_there_again";
+    let Some(mut bench) = Bench::apache_kafka(test) else {
+        return;
+    };
+    prepare(&mut bench).await;
+    let [one, other] = [(); 2]
+        .map(|()| KafkaFeed::group(&bench.settings, &group(&bench), &[REPLIES]).expect("a feed"));
+    until("they read", SOON, || async {
+        (one.has_partitions() || other.has_partitions()).then_some(())
+    })
+    .await;
+    assert_eq!((one.trouble(), other.trouble()), (None, None));
+
+    let topic = bench.settings.topic(REPLIES);
+    let admin: AdminClient<DefaultClientContext> = ClientConfig::new()
+        .set("bootstrap.servers", &bench.settings.brokers)
+        .create()
+        .expect("admin");
+    let deleted = admin.delete_topics(&[&topic], &AdminOptions::new()).await;
+    deleted.expect("sent").remove(0).expect("deleted");
+
+    until("both say that it is missing", SOON, || async {
+        let told = |feed: &KafkaFeed| feed.trouble().is_some_and(|words| words.contains(&topic));
+        (told(&one) && told(&other)).then_some(())
+    })
+    .await;
+
+    bench.create_topics().await;
+    until("it is read again", SOON, || async {
+        let well = one.trouble().is_none() && other.trouble().is_none();
+        let read = one.has_partitions() || other.has_partitions();
+        (well && read).then_some(())
+    })
+    .await;
+    produce(&bench, 0..10).await;
+    let records = tokio::select! {
+        records = one.next(1) => records,
+        records = other.next(1) => records,
+    };
+    assert_eq!(records.len(), 1);
+    one.close().await;
+    other.close().await;
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -85,6 +86,17 @@ impl Queue {
         let value = serde_json::to_vec(&answer).unwrap();
         self.replies
             .append(REPLIES, &command.order.order_id, &value);
+    }
+
+    /// One alert for people, with these words in it.
+    fn told_that_it_is_down(&self, words: &str) {
+        let alerts = self.store.alerts();
+        let down = alerts
+            .iter()
+            .filter(|alert| alert.raised.kind == "participant_down");
+        let messages: Vec<&str> = down.map(|alert| alert.raised.message.as_str()).collect();
+        assert_eq!(messages.len(), 1, "{messages:?}");
+        assert!(messages[0].contains(words), "{messages:?}");
     }
 
     async fn all_read(&self) {
@@ -256,6 +268,7 @@ async fn a_command_that_kafka_did_not_take_waits_at_no_attempt_and_is_produced_o
     queue.world.start(&coordinator, &["o1"]).await;
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert!(queue.commands("cancel_order").is_empty());
+    queue.told_that_it_is_down("commands.orders");
     queue.bus.set_refuses_to_publish(false);
 
     let command = queue.command("cancel_order", 1).await;
@@ -266,6 +279,30 @@ async fn a_command_that_kafka_did_not_take_waits_at_no_attempt_and_is_produced_o
     let saga = queue.world.at_rest("o1", HOUR).await;
     assert_eq!(saga.state.status, Status::Completed);
     assert_eq!(queue.commands("cancel_order").len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_nobody_can_read_replies_nothing_is_sent_and_no_attempt_burnt() {
+    let queue = Queue::new().await;
+    let feed = Arc::new(Unreadable {
+        inner: queue.replies.clone(),
+        is_missing: AtomicBool::new(true),
+    });
+    let bus = queue.bus.clone();
+    let coordinator = queue.world.queueing_coordinator(bus, feed.clone());
+    queue.world.start(&coordinator, &["o1"]).await;
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert!(queue.commands("cancel_order").is_empty());
+    queue.told_that_it_is_down("replies is missing");
+    feed.is_missing.store(false, Ordering::Relaxed);
+
+    let command = queue.command("cancel_order", 1).await;
+    queue.answer(&command, done());
+    let release = queue.command("replenish_stock", 1).await;
+    queue.answer(&release, done());
+
+    let saga = queue.world.at_rest("o1", HOUR).await;
+    assert_eq!(saga.state.status, Status::Completed);
 }
 
 #[tokio::test(start_paused = true)]
@@ -407,9 +444,36 @@ impl Feed for Stuck {
     fn has_partitions(&self) -> bool {
         true
     }
+    fn trouble(&self) -> Option<String> {
+        None
+    }
 
     async fn commit(&self, _: &[Origin]) -> Vec<bool> {
         std::future::pending().await
+    }
+    async fn close(&self) {}
+}
+
+/// A feed whose topic may be missing.
+struct Unreadable {
+    inner: Arc<MemoryFeed>,
+    is_missing: AtomicBool,
+}
+
+#[async_trait]
+impl Feed for Unreadable {
+    async fn next(&self, max: usize) -> Vec<Record> {
+        self.inner.next(max).await
+    }
+    fn has_partitions(&self) -> bool {
+        self.trouble().is_none()
+    }
+    fn trouble(&self) -> Option<String> {
+        let is_missing = self.is_missing.load(Ordering::Relaxed);
+        is_missing.then(|| "replies is missing".to_owned())
+    }
+    async fn commit(&self, origins: &[Origin]) -> Vec<bool> {
+        self.inner.commit(origins).await
     }
     async fn close(&self) {}
 }
@@ -424,6 +488,9 @@ impl Feed for Deaf {
     }
     fn has_partitions(&self) -> bool {
         false
+    }
+    fn trouble(&self) -> Option<String> {
+        None
     }
     async fn commit(&self, origins: &[Origin]) -> Vec<bool> {
         vec![false; origins.len()]
@@ -464,6 +531,9 @@ impl Feed for LoggedFeed {
     }
     fn has_partitions(&self) -> bool {
         true
+    }
+    fn trouble(&self) -> Option<String> {
+        None
     }
 
     async fn commit(&self, origins: &[Origin]) -> Vec<bool> {

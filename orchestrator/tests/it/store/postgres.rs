@@ -8,6 +8,7 @@ use lapse_sagas::SagaId;
 
 use super::builders::*;
 use super::subject::InPostgres;
+use crate::support::relay::{Relay, in_silence};
 
 #[tokio::test]
 async fn a_live_row_without_a_wake_up_time_is_refused() {
@@ -241,4 +242,22 @@ async fn a_state_that_is_not_understood_is_set_aside_and_the_others_go_on() {
         .unwrap();
 
     assert_eq!((first.len(), rest.len()), (0, 2));
+}
+
+#[tokio::test]
+async fn a_server_that_falls_silent_is_given_up_and_its_connection_with_it() {
+    let subject = InPostgres::create().await;
+    let server = &subject.database.options;
+    let server = format!("{}:{}", server.get_host(), server.get_port());
+    let server = server.parse().expect("an address");
+    let relay = Relay::to(server);
+    let options = subject.database.options.clone();
+    let db = Db::open(options.host("127.0.0.1").port(relay.port), 1, 1);
+    let store = PgStore::new(db.clone());
+
+    relay.fall_silent_behind("timestamp()");
+    let asked = in_silence(&relay, store.now()).await;
+
+    let error = asked.expect("it is given up").expect_err("it is silent");
+    assert!(matches!(error, Error::Unreachable(_)), "{error}");
 }

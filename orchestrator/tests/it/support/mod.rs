@@ -3,6 +3,7 @@
 
 pub mod certificates;
 pub mod live;
+pub mod relay;
 pub mod scripted;
 pub mod topic;
 pub mod world;

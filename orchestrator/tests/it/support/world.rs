@@ -12,7 +12,7 @@ use lapse::executor::Participants;
 use lapse::feed::Feed;
 use lapse::intake;
 use lapse::store::{Decision, Saga, Started, Store, Which};
-use lapse_participants::kit::{OrderKey, Participant};
+use lapse_participants::kit::{OrderKey, OrderOwner, Participant};
 use lapse_sagas::{Cause, Definition};
 use serde_json::json;
 
@@ -81,12 +81,16 @@ impl World {
 
     /// A coordinator that works until it is dropped.
     pub fn coordinator(&self) -> Coordinator {
+        self.coordinator_of(self.participants(), self.bus())
+    }
+
+    fn participants(&self) -> Participants {
         let mut participants = Participants::default();
         for name in ["orders", "stock"] {
             let participant: Arc<dyn Participant> = self.participant.clone();
             participants.operations.insert(name.to_owned(), participant);
         }
-        self.coordinator_of(participants, self.bus())
+        participants
     }
 
     /// A coordinator whose participants get their commands over this bus and answer on this feed.
@@ -95,6 +99,17 @@ impl World {
         let queued = &mut participants.queued;
         queued.names = ["orders", "stock"].map(str::to_owned).into();
         queued.replies = Some(replies);
+        self.coordinator_of(participants, bus)
+    }
+
+    /// A coordinator that sweeps what this owner lists and asks it which orders are paid.
+    pub fn sweeping_coordinator(
+        &self,
+        owner: Arc<dyn OrderOwner>,
+        bus: Arc<dyn Bus>,
+    ) -> Coordinator {
+        let mut participants = self.participants();
+        participants.owners.insert("orders".to_owned(), owner);
         self.coordinator_of(participants, bus)
     }
 
