@@ -53,8 +53,9 @@ pub(super) struct List {
     by: Option<By>,
     #[command(flatten)]
     only: Only,
-    /// open, replayed, quarantined, discarded or all.
-    #[arg(long, default_value = "open", value_parser = ["open", "replayed", "quarantined", "discarded", "all"])]
+    /// waiting (open or quarantined), open, quarantined, replayed, discarded or all.
+    #[arg(long, default_value = "waiting",
+        value_parser = ["waiting", "open", "quarantined", "replayed", "discarded", "all"])]
     state: String,
     /// Only those older than this one: the last of the page before.
     #[arg(long)]
@@ -154,7 +155,7 @@ async fn list(context: Context, args: List) -> anyhow::Result<()> {
     let db = service::database(&context.config)?;
     let (ops, store) = (Ops::new(db.clone()), PgStore::new(db));
     let filter = LetterFilter {
-        state: (args.state != "all").then_some(args.state),
+        states: LetterFilter::states_named(&args.state),
         before: args.before,
         limit: args.limit,
         ..args.only.filter(&store).await?
@@ -324,8 +325,11 @@ async fn replay(context: Context, args: ReplayArgs) -> anyhow::Result<()> {
         args.ids
     } else {
         let filter = args.only.filter(&desk.store).await?;
-        let state = (quarantine == Quarantine::Respected).then(|| "open".to_owned());
-        all_ids(&desk.ops, LetterFilter { state, ..filter }).await?
+        let states = LetterFilter::states_named(match quarantine {
+            Quarantine::Respected => "open",
+            Quarantine::Overruled => "waiting",
+        });
+        all_ids(&desk.ops, LetterFilter { states, ..filter }).await?
     };
     let mut pace = Pace::new(args.rate);
     let (mut lines, mut missing) = (Vec::new(), Vec::new());
