@@ -7,12 +7,10 @@ use serde_json::{Value, json};
 
 use super::verify::Since;
 use super::{Context, Exit, answer, look::time};
-use crate::bus::BadRecord;
 use crate::definitions::Definitions;
 use crate::pace::{Pace, Rate};
 use crate::replay::{Quarantine, Replay, Replayed};
 use crate::service;
-use crate::store::Store;
 use crate::store::ops::{DeadLetterRow, LetterFilter, Ops, StoredLetter};
 use crate::store::pg::PgStore;
 
@@ -208,16 +206,7 @@ async fn show(context: Context, id: i64) -> anyhow::Result<()> {
         .dead_letter(id)
         .await?
         .ok_or_else(|| no_letter(id))?;
-    let now = desk.store.now().await?;
-    let replayed = match desk.replay.read(&letter, now) {
-        Ok(read) => json!({
-            "result": "would_start", "definition": read.definition.name(), "order_id": read.event.order_id,
-            "due_at": read.due_at,
-        }),
-        Err(BadRecord { reason, detail }) => {
-            json!({ "result": "refused", "reason": reason, "detail": detail })
-        }
-    };
+    let replayed = desk.replay.foretell(&letter).await?;
     let value = letter.raw_value.as_deref().unwrap_or_default();
     let body = json!({
         "letter": letter.row,
@@ -232,7 +221,7 @@ async fn show(context: Context, id: i64) -> anyhow::Result<()> {
     })
 }
 
-fn words(letter: &StoredLetter, replayed: &Value) -> String {
+fn words(letter: &StoredLetter, replayed: &Replayed) -> String {
     let row = &letter.row;
     let value = letter.raw_value.as_deref().unwrap_or_default();
     let mut lines = vec![
@@ -273,20 +262,8 @@ fn words(letter: &StoredLetter, replayed: &Value) -> String {
                 .map(|(name, value)| format!("header {name}: {value}")),
         );
     }
-    let answer = |name: &str| replayed[name].as_str().unwrap_or_default();
-    lines.push(match replayed["result"].as_str() {
-        Some("would_start") => format!(
-            "replayed now: {} of order {}, due {}",
-            answer("definition"),
-            answer("order_id"),
-            answer("due_at")
-        ),
-        _ => format!(
-            "replayed now: refused again, {}: {}",
-            answer("reason"),
-            answer("detail")
-        ),
-    });
+    let [result, what] = told(replayed);
+    lines.push(format!("replayed now: {result} {what}"));
     lines.push(match serde_json::from_slice::<Value>(value) {
         Ok(json) => format!("json:\n{json:#}"),
         Err(error) => format!("no json: {error}"),
