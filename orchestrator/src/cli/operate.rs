@@ -5,6 +5,7 @@ use lapse_sagas::{Refused, SagaId};
 use serde::Serialize;
 use serde_json::json;
 
+use super::look::others;
 use super::{Context, Exit, answer};
 use crate::operators::{Act, Deed, Operated, operate};
 use crate::pace::{Pace, Rate};
@@ -170,7 +171,8 @@ async fn of_order(ops: &Ops, order_id: &str, args: &Args) -> anyhow::Result<Saga
     }
     let at = sagas.iter().position(waits).unwrap_or_default();
     if sagas.is_empty() {
-        let words = format!("there is no such saga of order {order_id} of tenant {tenant}");
+        let others = others(ops, order_id).await?;
+        let words = format!("there is no such saga of order {order_id} of tenant {tenant}{others}");
         return Err(Exit::NotFound(words).into());
     }
     Ok(sagas.swap_remove(at))

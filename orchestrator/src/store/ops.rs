@@ -325,6 +325,24 @@ impl Ops {
             .await
     }
 
+    /// The tenants that have a saga of an order by this id, the first ten of them by name.
+    pub async fn tenants_of(&self, order_id: &str) -> Result<Vec<String>, Error> {
+        let order_id = order_id.to_owned();
+        self.db
+            .read(move |tx| {
+                let order_id = order_id.clone();
+                Box::pin(async move {
+                    let tenants = sqlx::query_scalar!(
+                        r#"select distinct o.tenant as "tenant!" from ops_v1.saga_order as o
+                           where o.order_id = $1 order by 1 limit 10"#,
+                        order_id
+                    );
+                    Ok(tenants.fetch_all(tx).await?)
+                })
+            })
+            .await
+    }
+
     /// The saga of an order by a definition; none if it has none.
     pub async fn saga_of(
         &self,

@@ -80,6 +80,38 @@ async fn every_command_prints_one_object_with_its_format_first() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn orders_of_several_tenants_are_told_apart() {
+    let live = Live::in_process().await;
+    let service = live.start().await;
+    for (tenant, order_id) in [("ann", "shared"), ("bob", "shared"), ("ann", "lone")] {
+        let order = ["--tenant", tenant, "--order-id", order_id];
+        let start = [&["start", "cancel-and-replenish"], &order[..]].concat();
+        run(lapse_with(&live.config, &start)).with_code(0);
+    }
+    let lapse = |args: &[&str]| run(lapse_with(&live.config, args));
+
+    let listed = lapse(&["list"]).with_code(0).stdout;
+    assert!(
+        listed.contains("tenant") && listed.contains("bob"),
+        "{listed}"
+    );
+    let lone = lapse(&["show", "--order", "lone"]).with_code(0).stdout;
+    assert!(lone.contains("of order lone of tenant ann"), "{lone}");
+    lapse(&["show", "--order", "shared"])
+        .with_code(4)
+        .saying("tenants ann, bob have one: add --tenant");
+    lapse(&["show", "--order", "lone", "--tenant", "bob"])
+        .with_code(4)
+        .saying("add --tenant ann");
+    lapse(&["retry", "--order", "lone", "--reason", "x"])
+        .with_code(4)
+        .saying("add --tenant ann");
+    let bobs = lapse(&["show", "--order", "shared", "--tenant", "bob"]);
+    assert!(bobs.with_code(0).stdout.contains("tenant bob"));
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_reference_shop_is_worked_from_the_command_line() {
     let live = Live::in_process().await;
     let shop = |args: &[&str]| {
