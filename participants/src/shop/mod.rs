@@ -98,6 +98,20 @@ impl Shop {
         Shop { pool }
     }
 
+    /// The time by the shop's clock, which decides what is due.
+    ///
+    /// # Errors
+    /// [`CallError`] from the database.
+    pub async fn now(&self) -> Result<Timestamp, CallError> {
+        db::statement(&self.pool, |connection| {
+            Box::pin(async move {
+                let now = sqlx::query_scalar!(r#"select clock_timestamp() as "now!""#);
+                Ok(now.fetch_one(connection).await?)
+            })
+        })
+        .await
+    }
+
     /// New units arrive.
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use lapse_participants::fault::Answer;
 use std::time::Duration;
 
 use super::{lapse, lapse_with, run};
+use crate::database::TestDatabase;
 use crate::support::live::{Live, order_ref};
 
 const SOON: Duration = Duration::from_secs(20);
@@ -109,6 +110,25 @@ async fn orders_of_several_tenants_are_told_apart() {
     let bobs = lapse(&["show", "--order", "shared", "--tenant", "bob"]);
     assert!(bobs.with_code(0).stdout.contains("tenant bob"));
     service.stop().await;
+}
+
+#[tokio::test]
+async fn placing_showing_and_paying_need_the_shop_s_database_only() {
+    let database = TestDatabase::create().await;
+    let shop = |args: &[&str]| {
+        let mut command = lapse(&[&["shop"], args].concat());
+        command.env("LAPSE__SHOP__URL", &database.url).env(
+            "LAPSE__POSTGRES__URL",
+            "postgres://nobody@127.0.0.1:1/nothing",
+        );
+        run(command)
+    };
+    let pool = sqlx::PgPool::connect(&database.url).await.unwrap();
+    lapse_participants::shop::migrate(&pool).await.unwrap();
+
+    shop(&["place", "--order-id", "a"]).with_code(0);
+    shop(&["show", "a"]).with_code(0);
+    shop(&["pay", "a"]).with_code(0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
