@@ -11,6 +11,7 @@ use tracing::{info, warn};
 use super::run::wait_for_signal;
 use super::{Context, Exit, Output, answer, init_logs};
 use crate::foreign::outbox::{After, Outbox, Round, Settings};
+use crate::foreign::refuses_login;
 use crate::kafka::plain::Plain;
 use crate::outbox_relay::OutboxRelay;
 
@@ -59,6 +60,9 @@ pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
     .map_err(|words| Exit::Invalid(format!("outbox: {words}")))?;
     match outbox.check().await {
         Ok(()) => {}
+        Err(CallError::Configuration(words)) if refuses_login(&words) => {
+            return Err(Exit::Invalid(format!("outbox.url: {words}")).into());
+        }
         Err(CallError::Configuration(words)) => return Err(Exit::Invalid(words).into()),
         Err(error) if args.once => return Err(error.into()),
         Err(error) => warn!(%error, "the outbox's database does not answer yet"),

@@ -371,6 +371,14 @@ async fn a_refused_log_in_is_exit_code_6_and_a_missing_database_is_to_be_created
     }
     let ended = run(lapse_with(&config, &["list"])).with_code(1);
     assert!(!ended.stderr.contains(" at line "), "{}", ended.stderr);
+    let url = config.postgres.url.clone();
+    for url in [&url, &url.replace('@', "x@")] {
+        let relay = ["outbox-relay", "--once", "--database-url", url];
+        run(lapse_with(&config, &relay))
+            .with_code(3)
+            .saying("outbox.url: ")
+            .never_saying(" at line ");
+    }
 }
 
 #[tokio::test]
