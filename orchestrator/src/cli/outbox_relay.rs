@@ -93,6 +93,9 @@ async fn once(relay: &OutboxRelay, output: Output) -> anyhow::Result<()> {
     let ok = troubled == 0 && left == 0;
     let result = json!({ "ok": ok, "sent": sent, "troubled": troubled });
     answer::print(output, "outbox-relay", &result, || format!("sent {sent}"))?;
+    if sent == 0 && troubled == 0 && left > 0 {
+        relay.reach().await?;
+    }
     if !ok {
         let words = "not everything could be sent; the log says what and why";
         return Err(Exit::Partly(words.to_owned()).into());

@@ -288,7 +288,7 @@ async fn wait_until_visible(settings: &Settings, created: &[String]) -> Result<(
 }
 
 fn admin(settings: &Settings) -> Result<AdminClient<Logs>, Error> {
-    AdminClient::from_config_and_context(&settings.admin_config(), Logs)
+    AdminClient::from_config_and_context(&settings.admin_config(), Logs::default())
         .map_err(|e| Error::Settings(e.to_string()))
 }
 

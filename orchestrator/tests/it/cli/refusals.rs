@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use lapse::config::{Access, Config, Token};
 use lapse::dev::broker::Broker;
+use sqlx::{Connection, Executor};
 
 use super::{lapse, lapse_with, run};
 use crate::database::TestDatabase;
@@ -379,6 +380,31 @@ async fn a_refused_log_in_is_exit_code_6_and_a_missing_database_is_to_be_created
             .saying("outbox.url: ")
             .never_saying(" at line ");
     }
+}
+
+#[tokio::test]
+async fn an_outbox_without_a_broker_to_go_to_is_exit_code_8_and_few_lines() {
+    let url = TestDatabase::create().await.url;
+    sqlx::PgConnection::connect(&url)
+        .await
+        .unwrap()
+        .execute(
+            "create table outbox (id bigint primary key, aggregatetype text not null,
+               aggregateid text not null, type text not null, payload jsonb);
+             insert into outbox values (1, 'lapse.schedule', 'k', 'order.placed', '{}')",
+        )
+        .await
+        .unwrap();
+    let config = nowhere();
+    let relay = ["outbox-relay", "--once", "--database-url", &url];
+
+    let ended = run(lapse_with(&config, &relay))
+        .with_code(8)
+        .saying("kafka does not answer at")
+        .saying(&config.kafka.brokers);
+
+    let lines = ended.stderr.lines().count();
+    assert!(lines < 12, "{lines} lines: {}", ended.stderr);
 }
 
 #[tokio::test]
