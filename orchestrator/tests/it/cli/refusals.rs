@@ -408,6 +408,20 @@ async fn an_outbox_without_a_broker_to_go_to_is_exit_code_8_and_few_lines() {
 }
 
 #[tokio::test]
+async fn a_broker_that_makes_no_topics_is_taken_for_that_of_lapse_dev() {
+    let mut settings = nowhere();
+    let broker = Broker::start(&settings.kafka_settings()).expect("the broker starts");
+    settings.kafka.brokers = broker.address().to_owned();
+
+    for command in ["create", "check"] {
+        run(lapse_with(&settings, &["topics", command]))
+            .with_code(8)
+            .saying("that of lapse dev")
+            .saying("new shell");
+    }
+}
+
+#[tokio::test]
 async fn run_refuses_missing_topics_and_says_how_to_make_them() {
     let mut settings = config(&TestDatabase::create().await);
     let broker = Broker::start(&settings.kafka_settings()).expect("the broker starts");
