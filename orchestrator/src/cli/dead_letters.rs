@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use lapse_sagas::printable;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::answer::count;
 use super::verify::Since;
 use super::{Context, Exit, answer, look::time};
 use crate::definitions::Definitions;
@@ -238,11 +240,10 @@ fn words(letter: &StoredLetter, replayed: &Replayed) -> String {
         ),
         format!("wrong: {}: {}", row.reason, row.detail),
     ];
-    lines.extend(
-        row.last_error
-            .as_ref()
-            .map(|error| format!("replayed {} times in vain, last: {error}", row.replays)),
-    );
+    lines.extend(row.last_error.as_ref().map(|error| {
+        let replays = usize::try_from(row.replays).unwrap_or_default();
+        format!("replayed {} in vain, last: {error}", count(replays, "time"))
+    }));
     lines.extend(row.saga_id.map(|saga_id| format!("its saga: {saga_id}")));
     lines.extend(row.note.as_ref().map(|note| format!("note: {note}")));
     lines.extend(row.resolved_by.as_ref().map(|by| {
@@ -279,7 +280,7 @@ fn words(letter: &StoredLetter, replayed: &Replayed) -> String {
 
 /// Control characters escaped: what somebody sent must not work the terminal.
 fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).escape_debug().to_string()
+    printable(&String::from_utf8_lossy(bytes))
 }
 
 /// One letter and what came of it.
@@ -318,8 +319,10 @@ async fn replay(context: Context, args: ReplayArgs) -> anyhow::Result<()> {
             desk.replay.replay(id, quarantine, &args.actor).await
         };
         let replayed = replayed.map_err(|error| {
-            anyhow::Error::new(error)
-                .context(format!("replay letter {id}, after {} others", lines.len()))
+            anyhow::Error::new(error).context(format!(
+                "replay letter {id}, after {}",
+                count(lines.len(), "other")
+            ))
         })?;
         match replayed {
             Some(replayed) => lines.push(Line { id, replayed }),
@@ -429,11 +432,14 @@ async fn discard(context: Context, ids: Vec<i64>, reason: &str, actor: &str) -> 
     for id in ids {
         match desk.replay.discard(id, &reason, actor).await? {
             Some(Ok(())) => discarded.push(id),
-            Some(Err(state)) => left.push(json!({ "id": id, "state": state })),
+            Some(Err(state)) => left.push((id, state)),
             None => missing.push(id),
         }
     }
-    let body = json!({ "discarded": discarded, "left": left, "missing": missing });
+    let told = left.iter();
+    let told = told.map(|(id, state)| json!({ "id": id, "state": state }));
+    let told: Vec<Value> = told.collect();
+    let body = json!({ "discarded": discarded, "left": told, "missing": missing });
     answer::print(context.output, "dead-letters-discard", &body, || {
         format!(
             "{} discarded, {} left, {} not found",
@@ -445,10 +451,13 @@ async fn discard(context: Context, ids: Vec<i64>, reason: &str, actor: &str) -> 
     match (discarded.len(), left.first(), missing.first()) {
         (_, None, None) => Ok(()),
         (0, None, Some(id)) => Err(no_letter(*id).into()),
-        (0, Some(first), None) => {
-            Err(Exit::Conflict(format!("letter {} is {}", first["id"], first["state"])).into())
+        (0, Some((id, state)), None) => {
+            Err(Exit::Conflict(format!("letter {id} is {state}")).into())
         }
-        _ => Err(Exit::Partly(format!("{} were left", left.len() + missing.len())).into()),
+        _ => {
+            let (left, missing) = (left.len(), missing.len());
+            Err(Exit::Partly(format!("{left} left, {missing} not found")).into())
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use lapse_sagas::Definition;
 use lapse_sagas::definition::Problem;
 use serde_json::{Value, json};
 
+use super::answer::count;
 use super::{Context, Exit, answer};
 use crate::service;
 
@@ -43,7 +44,8 @@ pub(super) fn run(context: &Context, args: &Args) -> anyhow::Result<()> {
         words(&problems, texts.len())
     })?;
     if mistakes > 0 {
-        return Err(Exit::Invalid(format!("{mistakes} mistakes in {} files", texts.len())).into());
+        let (mistakes, files) = (count(mistakes, "mistake"), count(texts.len(), "file"));
+        return Err(Exit::Invalid(format!("{mistakes} in {files}")).into());
     }
     Ok(())
 }
@@ -57,7 +59,7 @@ fn as_json(problem: &Problem) -> Value {
 
 fn words(problems: &[Problem], files: usize) -> String {
     if problems.is_empty() {
-        return format!("{files} files, no mistakes");
+        return format!("{}, no mistakes", count(files, "file"));
     }
     problems
         .iter()

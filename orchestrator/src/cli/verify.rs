@@ -7,6 +7,7 @@ use chrono::DateTime;
 use lapse_participants::audit::Bounds;
 use lapse_sagas::{Span, Timestamp};
 
+use super::answer::count;
 use super::{Context, answer};
 use crate::service;
 use crate::store::pg::PgStore;
@@ -70,10 +71,11 @@ pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
     let report = verify::run(&context.config, &bounds).await?;
     answer::print(context.output, "verify", &report, || words(&report))?;
     if !report.ok {
+        let violations = usize::try_from(report.violations).unwrap_or(usize::MAX);
         bail!(
-            "{} violations in {} checks",
-            report.violations,
-            report.checks.len()
+            "{} in {}",
+            count(violations, "violation"),
+            count(report.checks.len(), "check")
         );
     }
     Ok(())

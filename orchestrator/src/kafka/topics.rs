@@ -316,7 +316,9 @@ pub(super) fn broker(settings: &Settings, doing: &str, error: &KafkaError) -> Er
     );
     let refuses_admin = matches!(
         error,
-        KafkaError::AdminOp(RDKafkaErrorCode::OperationTimedOut | RDKafkaErrorCode::RequestTimedOut)
+        KafkaError::AdminOp(
+            RDKafkaErrorCode::OperationTimedOut | RDKafkaErrorCode::RequestTimedOut
+        )
     );
     let error = if refuses_admin {
         format!(

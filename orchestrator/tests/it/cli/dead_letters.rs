@@ -326,6 +326,8 @@ async fn a_letter_that_is_refused_three_times_is_quarantined_and_replayed_by_for
         "{text}"
     );
     assert!(text.contains("replayed now: refused not_json"), "{text}");
+    let shown = r#"text: {"order_id": 17, "order_type": \u{1b}}"#;
+    assert!(text.contains(shown), "as it is: {text}");
     assert!(
         !text.contains('\u{1b}'),
         "what somebody sent does not work the terminal"
@@ -341,7 +343,9 @@ async fn a_letter_that_is_refused_three_times_is_quarantined_and_replayed_by_for
         (row.state.as_str(), row.note.as_deref()),
         ("discarded", Some("nobody's"))
     );
-    letters(&live, &["discard", &id, "--reason", "again"]).with_code(5);
+    letters(&live, &["discard", &id, "--reason", "again"])
+        .with_code(5)
+        .saying("is discarded");
     letters(&live, &["discard", "77", "--reason", "x"]).with_code(4);
     letters(&live, &["replay", &id, "--force"]).with_code(5);
     letters(&live, &["replay", "77"]).with_code(4);

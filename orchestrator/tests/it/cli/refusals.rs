@@ -261,6 +261,19 @@ fn every_mistake_of_a_definition_is_listed_with_its_place() {
     assert!(problems.len() >= 3, "{problems:?}");
     assert!(problems.iter().all(|problem| problem["line"].is_u64()));
     run(lapse(&["validate", "/nonesuch.yaml"])).with_code(4);
+    let shipped = include_str!("../../../../sagas/definitions/cancel-and-replenish.yaml");
+    let odd = shipped.replacen("delay: 30m", "delay: 30x", 1);
+    assert_ne!(odd, shipped);
+    let file = File::new("odd.yaml", &odd);
+    let ended = run(lapse(&["validate", file.path()]))
+        .with_code(3)
+        .saying("1 mistake in 1 file");
+    assert!(
+        ended.stdout.contains("\"30x\" is not a length of time"),
+        "{}",
+        ended.stdout
+    );
+    assert!(!ended.stdout.contains('\\'), "{}", ended.stdout);
 }
 
 #[tokio::test]
