@@ -40,7 +40,7 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
-    init_logs(&context.config)?;
+    init_logs(&context)?;
     let url = context.config.outbox.url.clone();
     if url.is_empty() {
         let words = "name the outbox's database: --database-url, outbox.url, or LAPSE__OUTBOX__URL";

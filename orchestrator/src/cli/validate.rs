@@ -21,7 +21,7 @@ pub(super) fn run(context: &Context, args: &Args) -> anyhow::Result<()> {
     let mut problems = Vec::new();
     let mut definitions = Vec::new();
     let texts = service::definition_texts(&args.paths)
-        .map_err(|error| Exit::NotFound(format!("{error:#}")))?;
+        .map_err(|error| Exit::NotFound(error.to_string()))?;
     for (file, text) in &texts {
         match Definition::parse(file, text) {
             Ok(definition) => {

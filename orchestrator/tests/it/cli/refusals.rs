@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -393,6 +394,42 @@ async fn a_refused_log_in_is_exit_code_6_and_a_missing_database_is_to_be_created
             .saying("outbox.url: ")
             .never_saying(" at line ");
     }
+}
+
+#[test]
+fn a_settings_file_with_a_secret_that_others_may_read_is_warned_of() {
+    let text = "[shop]\nurl = \"postgres://lapse:hushed@db/shop\"\n";
+    let file = File::new("exposed.toml", text);
+    let mode = |mode| {
+        let permissions = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(file.path(), permissions).expect("the file is ours");
+        // It ends soon: no outbox is named.
+        run(lapse(&["outbox-relay", "--config", file.path()])).with_code(3)
+    };
+
+    mode(0o640)
+        .saying(file.path())
+        .saying("(shop.url) and has mode 0640")
+        .saying("chmod 600")
+        .never_saying("hushed");
+    mode(0o600).never_saying("holds a secret");
+}
+
+#[test]
+fn definitions_that_are_missing_or_none_are_told_before_anything_else() {
+    let directory =
+        PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(uuid::Uuid::now_v7().to_string());
+    let path = directory.to_str().expect("text");
+    let setting = format!("definitions.paths={path}");
+    for args in [&["validate", path][..], &["run", "--set", &setting]] {
+        run(lapse_with(&nowhere(), args)).with_code(4).saying(path);
+    }
+    std::fs::create_dir(&directory).expect("a directory can be made");
+    run(lapse_with(&nowhere(), &["run", "--set", &setting]))
+        .with_code(8)
+        .saying("no saga can start")
+        .saying(path);
+    let _ = std::fs::remove_dir(&directory);
 }
 
 #[tokio::test]
