@@ -60,7 +60,7 @@ impl Deed {
     pub fn new(act: Act, actor: &str, reason: &str) -> Result<Deed, String> {
         Ok(Deed {
             act,
-            actor: line("actor", actor, LONGEST_ACTOR)?,
+            actor: name(actor)?,
             reason: line("reason", reason, LONGEST_REASON)?,
         })
     }
@@ -77,6 +77,14 @@ impl Deed {
             Act::Resolve => Event::Resolve { actor, reason },
         }
     }
+}
+
+/// Who did it, as histories have it.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn name(actor: &str) -> Result<String, String> {
+    line("actor", actor, LONGEST_ACTOR)
 }
 
 /// Text that says something.

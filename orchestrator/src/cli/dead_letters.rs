@@ -10,6 +10,7 @@ use super::answer::count;
 use super::verify::Since;
 use super::{Context, Exit, answer, look::time};
 use crate::definitions::Definitions;
+use crate::operators;
 use crate::pace::{Pace, Rate};
 use crate::replay::{Quarantine, Replay, Replayed};
 use crate::service;
@@ -292,6 +293,7 @@ struct Line {
 }
 
 async fn replay(context: Context, args: ReplayArgs) -> anyhow::Result<()> {
+    let actor = operators::name(&args.actor).map_err(Exit::Invalid)?;
     let desk = desk(&context).await?;
     let quarantine = if args.force {
         Quarantine::Overruled
@@ -316,7 +318,7 @@ async fn replay(context: Context, args: ReplayArgs) -> anyhow::Result<()> {
         let replayed = if args.dry_run {
             desk.replay.ask(id, quarantine).await
         } else {
-            desk.replay.replay(id, quarantine, &args.actor).await
+            desk.replay.replay(id, quarantine, &actor).await
         };
         let replayed = replayed.map_err(|error| {
             anyhow::Error::new(error).context(format!(
@@ -426,11 +428,12 @@ fn told(replayed: &Replayed) -> [String; 2] {
 
 async fn discard(context: Context, ids: Vec<i64>, reason: &str, actor: &str) -> anyhow::Result<()> {
     let desk = desk(&context).await?;
-    let reason = crate::operators::line("reason", reason, 1_000).map_err(Exit::Invalid)?;
+    let reason = operators::line("reason", reason, 1_000).map_err(Exit::Invalid)?;
+    let actor = operators::name(actor).map_err(Exit::Invalid)?;
     let (mut discarded, mut left) = (Vec::new(), Vec::new());
     let mut missing = Vec::new();
     for id in ids {
-        match desk.replay.discard(id, &reason, actor).await? {
+        match desk.replay.discard(id, &reason, &actor).await? {
             Some(Ok(())) => discarded.push(id),
             Some(Err(state)) => left.push((id, state)),
             None => missing.push(id),

@@ -5,6 +5,7 @@ use lapse_sagas::{SagaId, Timestamp};
 use serde_json::{Value, json};
 
 use super::{Context, Exit, answer, shop, webhooks};
+use crate::operators;
 use crate::service;
 use crate::store::ops::{Filter, Find, Ops, Story};
 use crate::store::webhooks::Deliveries;
@@ -315,8 +316,9 @@ async fn list_alerts(context: Context, all: bool) -> anyhow::Result<()> {
 }
 
 async fn acknowledge(context: Context, fingerprint: &str, by: &str) -> anyhow::Result<()> {
+    let by = operators::name(by).map_err(Exit::Invalid)?;
     let ops = Ops::new(service::database(&context.config)?);
-    if !ops.acknowledge(fingerprint, by).await? {
+    if !ops.acknowledge(fingerprint, &by).await? {
         return Err(Exit::NotFound(format!(
             "there is no open alert {fingerprint}; see: lapse alerts list"
         ))

@@ -183,8 +183,16 @@ async fn dead_letters_are_listed_replayed_and_discarded() {
     })
     .await;
     let discard = format!("/v1/dead-letters/{}/discard", letter.id);
-    let why = json!({ "reason": "nobody's", "actor": "ann" });
+    let unnamed = json!({ "reason": "nobody's", "actor": " " });
+    problem(
+        post(&live, &discard, &unnamed).await,
+        StatusCode::UNPROCESSABLE_ENTITY,
+    )
+    .await;
+    let why = json!({ "reason": "nobody's" });
     assert_eq!(post(&live, &discard, &why).await.status(), StatusCode::OK);
+    let discarded = live.ops.dead_letter(letter.id).await.unwrap().unwrap().row;
+    assert_eq!(discarded.resolved_by.as_deref(), Some("operator"));
     problem(post(&live, &discard, &why).await, StatusCode::CONFLICT).await;
     problem(
         post(&live, "/v1/dead-letters/77/replay", &none).await,
