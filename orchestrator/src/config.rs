@@ -15,6 +15,7 @@ use crate::store::db;
 
 mod alerts;
 mod check;
+mod exposed;
 mod layers;
 mod order_owners;
 mod participants;
@@ -25,6 +26,7 @@ mod tests;
 mod tokens;
 
 pub use alerts::{Alerts, Webhook};
+pub use exposed::Exposed;
 pub use order_owners::{Columns, DueUnit, OrderOwner};
 pub use participants::{Participant, Transport};
 pub use secret::Secret;
@@ -78,7 +80,7 @@ pub struct Postgres {
 pub struct Kafka {
     /// `host:port[,host:port…]`. `KAFKA_BROKERS` is honoured too.
     pub brokers: String,
-    /// Before every topic name.
+    /// Before every topic name; the dot belongs to it: `own.` makes `own.schedule`, `own` makes `ownschedule`.
     pub prefix: String,
     /// The consumer group that shares the timers.
     pub group: String,
@@ -270,10 +272,8 @@ impl Default for Log {
 pub fn load(file: Option<&Path>, flags: &[(String, String)]) -> anyhow::Result<Config> {
     let defaults =
         ::config::Config::try_from(&Config::default()).context("read the default settings")?;
-    let file = match file {
-        Some(path) => ::config::File::from(path).required(true),
-        None => ::config::File::from(Path::new("lapse.toml")).required(false),
-    };
+    let required = file.is_some();
+    let file = ::config::File::from(settings_file(file)).required(required);
     let mut builder = ::config::Config::builder()
         .add_source(defaults)
         .add_source(file.format(::config::FileFormat::Toml));
@@ -295,6 +295,15 @@ pub fn load(file: Option<&Path>, flags: &[(String, String)]) -> anyhow::Result<C
     config.kafka.read_password()?;
     config.check()?;
     Ok(config)
+}
+
+/// The settings file, if it holds a secret that others may read.
+pub fn exposed(file: Option<&Path>) -> Option<Exposed> {
+    exposed::look(settings_file(file))
+}
+
+fn settings_file(file: Option<&Path>) -> &Path {
+    file.unwrap_or(Path::new("lapse.toml"))
 }
 
 impl Kafka {

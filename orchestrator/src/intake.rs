@@ -100,7 +100,8 @@ impl Read {
         )
     }
 
-    fn order(&self) -> OrderKey {
+    /// The order it is about.
+    pub fn order(&self) -> OrderKey {
         OrderKey {
             tenant: self.event.tenant.clone(),
             order_id: self.event.order_id.clone(),

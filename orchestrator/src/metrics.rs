@@ -112,7 +112,7 @@ fn describe() {
     );
     describe_gauge!(
         "lapse_dead_letters",
-        "Dead letters in the table, by state: open ones wait for somebody."
+        "Dead letters in the table, by state: open and quarantined ones wait for somebody."
     );
     describe_counter!(
         "lapse_dead_letter_replays_total",

@@ -16,7 +16,7 @@ use crate::store::{self, Decision, Saga, Store, Which};
 /// The longest reason, in characters.
 const LONGEST_REASON: usize = 1_000;
 /// The longest name of an actor, in characters.
-pub const LONGEST_ACTOR: usize = 200;
+const LONGEST_ACTOR: usize = 200;
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl Deed {
     pub fn new(act: Act, actor: &str, reason: &str) -> Result<Deed, String> {
         Ok(Deed {
             act,
-            actor: line("actor", actor, LONGEST_ACTOR)?,
+            actor: name(actor)?,
             reason: line("reason", reason, LONGEST_REASON)?,
         })
     }
@@ -77,6 +77,14 @@ impl Deed {
             Act::Resolve => Event::Resolve { actor, reason },
         }
     }
+}
+
+/// Who did it, as histories have it.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn name(actor: &str) -> Result<String, String> {
+    line("actor", actor, LONGEST_ACTOR)
 }
 
 /// A line of text that says something.

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::foreign::outbox::{Lane, LeftAlone, Message, Outbox, Round, lane};
+use crate::kafka;
 use crate::kafka::plain::{self, Fate, Plain};
 
 /// Pause when there is nothing.
@@ -106,6 +107,14 @@ impl OutboxRelay {
                 });
             }
         }
+    }
+
+    /// Waits until a broker has answered.
+    ///
+    /// # Errors
+    /// Those of [`Plain::reach`].
+    pub async fn reach(&self) -> Result<(), kafka::Error> {
+        self.producer.reach().await
     }
 
     /// Keys and topics that wait because something of theirs can't be sent.

@@ -47,7 +47,7 @@ pub enum Replayed {
         /// The saga.
         saga_id: SagaId,
     },
-    /// Only asked: a saga would be started, unless the order has one.
+    /// Only asked: a saga would be started.
     WouldStart {
         /// By this definition.
         definition: String,
@@ -102,7 +102,7 @@ impl Replay {
     /// # Errors
     /// [`BadRecord`] as intake says it, or `cut`, `header_not_text`, `a_reply`, `unknown_topic` where the record can't be had again as
     /// it was.
-    pub fn read(&self, letter: &StoredLetter, now: Timestamp) -> Result<Read, BadRecord> {
+    fn read(&self, letter: &StoredLetter, now: Timestamp) -> Result<Read, BadRecord> {
         let bad = |reason, detail: String| Err(BadRecord { reason, detail });
         let row = &letter.row;
         let value = letter.raw_value.as_deref().unwrap_or_default();
@@ -153,19 +153,34 @@ impl Replay {
         if let Some(closed) = closed(&letter, quarantine) {
             return Ok(Some(closed));
         }
+        self.foretell(&letter).await.map(Some)
+    }
+
+    /// What a replay by force would give, whatever the letter's state; changes nothing.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn foretell(&self, letter: &StoredLetter) -> Result<Replayed, store::Error> {
         let now = self.store.now().await?;
-        Ok(Some(match self.read(&letter, now) {
-            Ok(read) => Replayed::WouldStart {
-                definition: read.definition.name().to_owned(),
+        let read = match self.read(letter, now) {
+            Ok(read) => read,
+            Err(BadRecord { reason, detail }) => {
+                return Ok(Replayed::Refused {
+                    reason: reason.to_owned(),
+                    detail,
+                    state: letter.row.state.clone(),
+                });
+            }
+        };
+        let definition = read.definition.name();
+        Ok(match self.ops.saga_of(definition, &read.order()).await? {
+            Some(saga_id) => Replayed::Duplicate { saga_id },
+            None => Replayed::WouldStart {
+                definition: definition.to_owned(),
                 order_id: read.event.order_id,
                 due_at: read.due_at,
             },
-            Err(BadRecord { reason, detail }) => Replayed::Refused {
-                reason: reason.to_owned(),
-                detail,
-                state: letter.row.state,
-            },
-        }))
+        })
     }
 
     /// Replays one letter. The saga first, then the letter's state: after a crash in between it is a duplicate.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use lapse_sagas::Definition;
 use metrics_exporter_prometheus::PrometheusHandle;
 use sqlx::postgres::{PgConnectOptions, PgPool};
@@ -176,6 +176,11 @@ async fn deploy(store: &dyn Store, definitions: &[Arc<Definition>]) -> anyhow::R
 #[error("{0}")]
 pub struct Unfit(pub(crate) String);
 
+/// A file or directory of definitions that can't be read.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct NotThere(String);
+
 /// Without its participants a definition's sagas would wait for ever, and without its order owner the sweep would skip it.
 fn refuse_unserved(
     definitions: &[Arc<Definition>],
@@ -262,14 +267,15 @@ pub fn load_definitions(paths: &[PathBuf]) -> anyhow::Result<Vec<Arc<Definition>
         return Ok(definitions.into_iter().map(Arc::new).collect());
     }
     let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
-    bail!("the definitions are not right:\n{}", lines.join("\n"))
+    let words = format!("the definitions are not right:\n{}", lines.join("\n"));
+    Err(Unfit(words).into())
 }
 
 /// File names and contents of definitions.
 ///
 /// # Errors
 /// If a file or directory can't be read.
-pub fn definition_texts(paths: &[PathBuf]) -> anyhow::Result<Vec<(String, String)>> {
+pub fn definition_texts(paths: &[PathBuf]) -> Result<Vec<(String, String)>, NotThere> {
     if paths.is_empty() {
         return Ok(vec![(SHIPPED.0.to_owned(), SHIPPED.1.to_owned())]);
     }
@@ -284,16 +290,18 @@ pub fn definition_texts(paths: &[PathBuf]) -> anyhow::Result<Vec<(String, String
     files
         .into_iter()
         .map(|file| {
-            let text = std::fs::read_to_string(&file)
-                .with_context(|| format!("read {}", file.display()))?;
+            let text = std::fs::read_to_string(&file).map_err(|error| unread(&file, &error))?;
             Ok((file.display().to_string(), text))
         })
         .collect()
 }
 
-fn yaml_files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let entries =
-        std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))?;
+fn unread(path: &Path, error: &std::io::Error) -> NotThere {
+    NotThere(format!("read {}: {error}", path.display()))
+}
+
+fn yaml_files(directory: &Path) -> Result<Vec<PathBuf>, NotThere> {
+    let entries = std::fs::read_dir(directory).map_err(|error| unread(directory, &error))?;
     let mut files: Vec<PathBuf> = entries
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .filter(|path| {

@@ -15,6 +15,8 @@ use crate::service;
 use crate::store::ops::Ops;
 use crate::store::verify as store_checks;
 
+mod late;
+
 /// Everything that was found. The names are relied on by other programs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
@@ -88,9 +90,12 @@ pub async fn run(config: &Config, bounds: &Bounds) -> anyhow::Result<Report> {
     let mut skipped = Vec::new();
     let mut lateness_ms = Lateness::default();
     if config.shop.enabled {
-        let audit = audit::run(&service::shop_database(config)?, bounds)
+        let mut audit = audit::run(&service::shop_database(config)?, bounds)
             .await
             .context("check the shop's tables")?;
+        late::but_for_retries(&db, &mut audit, bounds)
+            .await
+            .context("look for retries by operators")?;
         let audit::Lateness { p50, p99, max, .. } = audit.lateness;
         lateness_ms = Lateness { p50, p99, max };
         checks.extend(audit.checks.into_iter().map(|check| Check {

@@ -5,11 +5,15 @@
 
 use chrono::TimeDelta;
 use lapse_sagas::Timestamp;
-use serde::Serialize;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sqlx::types::Json;
 use sqlx::{PgConnection, PgPool};
 
 use crate::kit::{CallError, db};
+
+/// So many examples per check.
+pub const MAX_ROWS: usize = 20;
 
 /// What to look at, and from when on something is wrong and not just under way.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -48,6 +52,34 @@ pub struct Check {
     pub rows: Vec<Value>,
 }
 
+impl Check {
+    /// The check `late`, which looked at so many orders and found these.
+    pub fn late(checked: i64, late: &[Late]) -> Check {
+        Check {
+            id: "late".to_owned(),
+            ok: late.is_empty(),
+            checked,
+            violations: i64::try_from(late.len()).unwrap_or(i64::MAX),
+            rows: late.iter().take(MAX_ROWS).map(|late| json!(late)).collect(),
+        }
+    }
+}
+
+/// An order that a timer or the sweep cancelled late.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct Late {
+    pub tenant: String,
+    pub order_id: String,
+    pub due_at: Timestamp,
+    pub cancelled_at: Timestamp,
+    /// The command that did it.
+    pub cancelled_by: String,
+    pub cancel_reason: String,
+    /// Seconds past the due time, or past its placing or re-opening if that was later.
+    pub late_s: f64,
+}
+
 /// How late orders were cancelled by timers and the sweep, in milliseconds past their due time.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct Lateness {
@@ -66,6 +98,9 @@ pub struct Lateness {
 pub struct Audit {
     /// In a fixed order.
     pub checks: Vec<Check>,
+    /// All orders of the check `late`, the latest first. That a human had one of them tried again in between is for
+    /// those to say who keep the sagas.
+    pub late: Vec<Late>,
     /// Of the same orders.
     pub lateness: Lateness,
 }
@@ -79,11 +114,12 @@ pub async fn run(pool: &PgPool, bounds: &Bounds) -> Result<Audit, CallError> {
     db::tx(pool, move |connection| {
         Box::pin(async move {
             snapshot(connection).await?;
+            let (on_time, late) = late(connection, &bounds).await?;
             let checks = vec![
                 doubled_stock(connection, &bounds).await?,
                 stock_conserved(connection).await?,
                 early(connection, &bounds).await?,
-                late(connection, &bounds).await?,
+                on_time,
                 cancelled_after_paid(connection, &bounds).await?,
                 paid_after_cancelled(connection, &bounds).await?,
                 paid_but_not_sold(connection, &bounds).await?,
@@ -91,7 +127,11 @@ pub async fn run(pool: &PgPool, bounds: &Bounds) -> Result<Audit, CallError> {
                 lost(connection, &bounds).await?,
             ];
             let lateness = measure_lateness(connection, &bounds).await?;
-            Ok(Audit { checks, lateness })
+            Ok(Audit {
+                checks,
+                late,
+                lateness,
+            })
         })
     })
     .await
@@ -175,16 +215,19 @@ async fn early(connection: &mut PgConnection, bounds: &Bounds) -> Result<Check, 
 
 /// No timer and no sweep cancelled an order long after its due time, or after it was placed or re-opened if that was
 /// later.
-async fn late(connection: &mut PgConnection, bounds: &Bounds) -> Result<Check, sqlx::Error> {
-    let found = sqlx::query_file_as!(
-        Found,
+async fn late(
+    connection: &mut PgConnection,
+    bounds: &Bounds,
+) -> Result<(Check, Vec<Late>), sqlx::Error> {
+    let found = sqlx::query_file!(
         "src/sql/audit/late.sql",
         bounds.since,
         bounds.late_after.as_seconds_f64()
     )
     .fetch_one(connection)
     .await?;
-    Ok(found.check("late"))
+    let Json(late) = found.orders;
+    Ok((Check::late(found.checked, &late), late))
 }
 
 /// No order that was paid is or was cancelled afterwards.

@@ -58,7 +58,7 @@ impl fmt::Display for StepId {
 }
 
 /// SHA-256 over the bytes of a definition file, lower-case hex. A running saga keeps the one it started with.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct DefinitionHash(Arc<str>);
 
@@ -76,6 +76,12 @@ impl From<&str> for DefinitionHash {
 }
 
 impl fmt::Display for DefinitionHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for DefinitionHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }

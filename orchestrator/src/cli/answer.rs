@@ -44,6 +44,14 @@ fn write(text: &str) -> io::Result<()> {
     stdout.flush()
 }
 
+/// So many of something: `1 file`, `2 files`.
+pub(super) fn count(number: usize, one: &str) -> String {
+    match number {
+        1 => format!("1 {one}"),
+        more => format!("{more} {one}s"),
+    }
+}
+
 /// A table without ruled lines.
 pub(super) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = comfy_table::Table::new();

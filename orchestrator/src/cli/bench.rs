@@ -33,7 +33,7 @@ pub(super) async fn run(mut context: Context, args: Args) -> anyhow::Result<()> 
     if context.config.log.filter == "info" {
         context.config.log.filter = "warn,sqlx=error".to_owned();
     }
-    init_logs(&context.config)?;
+    init_logs(&context)?;
     let Case::PerStep = args.only;
     let plan = Plan {
         rate: args.rate,

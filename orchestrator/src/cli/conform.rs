@@ -55,7 +55,7 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
-    init_logs(&context.config)?;
+    init_logs(&context)?;
     let line = match args.url.strip_prefix("kafka:") {
         Some(name) => over_kafka(&context, name).await?,
         None => over_http(&args).map_err(|error| Exit::Invalid(format!("{error:#}")))?,

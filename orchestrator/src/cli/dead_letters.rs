@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
+use lapse_sagas::printable;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::answer::count;
 use super::verify::Since;
 use super::{Context, Exit, answer, look::time};
-use crate::bus::BadRecord;
 use crate::definitions::Definitions;
-use crate::operators::{self, LONGEST_ACTOR};
+use crate::operators;
 use crate::pace::{Pace, Rate};
 use crate::replay::{Quarantine, Replay, Replayed};
 use crate::service;
-use crate::store::Store;
 use crate::store::ops::{DeadLetterRow, LetterFilter, Ops, StoredLetter};
 use crate::store::pg::PgStore;
 
@@ -54,8 +54,9 @@ pub(super) struct List {
     by: Option<By>,
     #[command(flatten)]
     only: Only,
-    /// open, replayed, quarantined, discarded or all.
-    #[arg(long, default_value = "open", value_parser = ["open", "replayed", "quarantined", "discarded", "all"])]
+    /// waiting (open or quarantined), open, quarantined, replayed, discarded or all.
+    #[arg(long, default_value = "waiting",
+        value_parser = ["waiting", "open", "quarantined", "replayed", "discarded", "all"])]
     state: String,
     /// Only those older than this one: the last of the page before.
     #[arg(long)]
@@ -155,7 +156,7 @@ async fn list(context: Context, args: List) -> anyhow::Result<()> {
     let db = service::database(&context.config)?;
     let (ops, store) = (Ops::new(db.clone()), PgStore::new(db));
     let filter = LetterFilter {
-        state: (args.state != "all").then_some(args.state),
+        states: LetterFilter::states_named(&args.state),
         before: args.before,
         limit: args.limit,
         ..args.only.filter(&store).await?
@@ -208,16 +209,7 @@ async fn show(context: Context, id: i64) -> anyhow::Result<()> {
         .dead_letter(id)
         .await?
         .ok_or_else(|| no_letter(id))?;
-    let now = desk.store.now().await?;
-    let replayed = match desk.replay.read(&letter, now) {
-        Ok(read) => json!({
-            "result": "would_start", "definition": read.definition.name(), "order_id": read.event.order_id,
-            "due_at": read.due_at,
-        }),
-        Err(BadRecord { reason, detail }) => {
-            json!({ "result": "refused", "reason": reason, "detail": detail })
-        }
-    };
+    let replayed = desk.replay.foretell(&letter).await?;
     let value = letter.raw_value.as_deref().unwrap_or_default();
     let body = json!({
         "letter": letter.row,
@@ -232,7 +224,7 @@ async fn show(context: Context, id: i64) -> anyhow::Result<()> {
     })
 }
 
-fn words(letter: &StoredLetter, replayed: &Value) -> String {
+fn words(letter: &StoredLetter, replayed: &Replayed) -> String {
     let row = &letter.row;
     let value = letter.raw_value.as_deref().unwrap_or_default();
     let mut lines = vec![
@@ -249,11 +241,10 @@ fn words(letter: &StoredLetter, replayed: &Value) -> String {
         ),
         format!("wrong: {}: {}", row.reason, row.detail),
     ];
-    lines.extend(
-        row.last_error
-            .as_ref()
-            .map(|error| format!("replayed {} times in vain, last: {error}", row.replays)),
-    );
+    lines.extend(row.last_error.as_ref().map(|error| {
+        let replays = usize::try_from(row.replays).unwrap_or_default();
+        format!("replayed {} in vain, last: {error}", count(replays, "time"))
+    }));
     lines.extend(row.saga_id.map(|saga_id| format!("its saga: {saga_id}")));
     lines.extend(row.note.as_ref().map(|note| format!("note: {note}")));
     lines.extend(row.resolved_by.as_ref().map(|by| {
@@ -273,20 +264,8 @@ fn words(letter: &StoredLetter, replayed: &Value) -> String {
                 .map(|(name, value)| format!("header {name}: {value}")),
         );
     }
-    let answer = |name: &str| replayed[name].as_str().unwrap_or_default();
-    lines.push(match replayed["result"].as_str() {
-        Some("would_start") => format!(
-            "replayed now: {} of order {}, due {}",
-            answer("definition"),
-            answer("order_id"),
-            answer("due_at")
-        ),
-        _ => format!(
-            "replayed now: refused again, {}: {}",
-            answer("reason"),
-            answer("detail")
-        ),
-    });
+    let [result, what] = told(replayed);
+    lines.push(format!("replayed now: {result} {what}"));
     lines.push(match serde_json::from_slice::<Value>(value) {
         Ok(json) => format!("json:\n{json:#}"),
         Err(error) => format!("no json: {error}"),
@@ -302,7 +281,7 @@ fn words(letter: &StoredLetter, replayed: &Value) -> String {
 
 /// Control characters escaped: what somebody sent must not work the terminal.
 fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).escape_debug().to_string()
+    printable(&String::from_utf8_lossy(bytes))
 }
 
 /// One letter and what came of it.
@@ -314,7 +293,7 @@ struct Line {
 }
 
 async fn replay(context: Context, args: ReplayArgs) -> anyhow::Result<()> {
-    let actor = operators::line("actor", &args.actor, LONGEST_ACTOR).map_err(Exit::Invalid)?;
+    let actor = operators::name(&args.actor).map_err(Exit::Invalid)?;
     let desk = desk(&context).await?;
     let quarantine = if args.force {
         Quarantine::Overruled
@@ -326,8 +305,11 @@ async fn replay(context: Context, args: ReplayArgs) -> anyhow::Result<()> {
         args.ids
     } else {
         let filter = args.only.filter(&desk.store).await?;
-        let state = (quarantine == Quarantine::Respected).then(|| "open".to_owned());
-        all_ids(&desk.ops, LetterFilter { state, ..filter }).await?
+        let states = LetterFilter::states_named(match quarantine {
+            Quarantine::Respected => "open",
+            Quarantine::Overruled => "waiting",
+        });
+        all_ids(&desk.ops, LetterFilter { states, ..filter }).await?
     };
     let mut pace = Pace::new(args.rate);
     let (mut lines, mut missing) = (Vec::new(), Vec::new());
@@ -339,8 +321,10 @@ async fn replay(context: Context, args: ReplayArgs) -> anyhow::Result<()> {
             desk.replay.replay(id, quarantine, &actor).await
         };
         let replayed = replayed.map_err(|error| {
-            anyhow::Error::new(error)
-                .context(format!("replay letter {id}, after {} others", lines.len()))
+            anyhow::Error::new(error).context(format!(
+                "replay letter {id}, after {}",
+                count(lines.len(), "other")
+            ))
         })?;
         match replayed {
             Some(replayed) => lines.push(Line { id, replayed }),
@@ -445,17 +429,20 @@ fn told(replayed: &Replayed) -> [String; 2] {
 async fn discard(context: Context, ids: Vec<i64>, reason: &str, actor: &str) -> anyhow::Result<()> {
     let desk = desk(&context).await?;
     let reason = operators::line("reason", reason, 1_000).map_err(Exit::Invalid)?;
-    let actor = operators::line("actor", actor, LONGEST_ACTOR).map_err(Exit::Invalid)?;
+    let actor = operators::name(actor).map_err(Exit::Invalid)?;
     let (mut discarded, mut left) = (Vec::new(), Vec::new());
     let mut missing = Vec::new();
     for id in ids {
         match desk.replay.discard(id, &reason, &actor).await? {
             Some(Ok(())) => discarded.push(id),
-            Some(Err(state)) => left.push(json!({ "id": id, "state": state })),
+            Some(Err(state)) => left.push((id, state)),
             None => missing.push(id),
         }
     }
-    let body = json!({ "discarded": discarded, "left": left, "missing": missing });
+    let told = left.iter();
+    let told = told.map(|(id, state)| json!({ "id": id, "state": state }));
+    let told: Vec<Value> = told.collect();
+    let body = json!({ "discarded": discarded, "left": told, "missing": missing });
     answer::print(context.output, "dead-letters-discard", &body, || {
         format!(
             "{} discarded, {} left, {} not found",
@@ -467,10 +454,13 @@ async fn discard(context: Context, ids: Vec<i64>, reason: &str, actor: &str) -> 
     match (discarded.len(), left.first(), missing.first()) {
         (_, None, None) => Ok(()),
         (0, None, Some(id)) => Err(no_letter(*id).into()),
-        (0, Some(first), None) => {
-            Err(Exit::Conflict(format!("letter {} is {}", first["id"], first["state"])).into())
+        (0, Some((id, state)), None) => {
+            Err(Exit::Conflict(format!("letter {id} is {state}")).into())
         }
-        _ => Err(Exit::Partly(format!("{} were left", left.len() + missing.len())).into()),
+        _ => {
+            let (left, missing) = (left.len(), missing.len());
+            Err(Exit::Partly(format!("{left} left, {missing} not found")).into())
+        }
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) async fn run(mut context: Context, args: Args) -> anyhow::Result<()> 
         // The stream tells what happens; the log only what goes wrong.
         context.config.log.filter = "warn,sqlx=error".to_owned();
     }
-    init_logs(&context.config)?;
+    init_logs(&context)?;
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
     let options = Options {
         home: args.home.clone(),

@@ -5,9 +5,13 @@ use lapse_sagas::{SagaId, Timestamp};
 use serde_json::{Value, json};
 
 use super::{Context, Exit, answer, shop, webhooks};
+use crate::operators;
 use crate::service;
 use crate::store::ops::{Filter, Find, Ops, Story};
 use crate::store::webhooks::Deliveries;
+
+/// Whose an order is where nobody says so.
+const DEFAULT_TENANT: &str = "default";
 
 /// Flags of `lapse list`.
 #[derive(clap::Args)]
@@ -38,9 +42,9 @@ pub(super) struct Show {
     /// The order, whose newest saga is shown.
     #[arg(long, conflicts_with = "saga")]
     order: Option<String>,
-    /// The order's tenant.
-    #[arg(long, default_value = "default")]
-    tenant: String,
+    /// The order's tenant; without it: default, or the only one that has a saga of it.
+    #[arg(long, conflicts_with = "saga")]
+    tenant: Option<String>,
 }
 
 /// `lapse alerts …`
@@ -86,8 +90,15 @@ pub(super) async fn list(context: Context, args: List) -> anyhow::Result<()> {
         })
         .await?;
     answer::print(context.output, "list", &json!({ "sagas": sagas }), || {
+        let has_tenants = sagas.iter().any(|saga| saga.tenant != DEFAULT_TENANT);
+        let with_tenant = |mut row: Vec<String>, tenant: &str| {
+            if has_tenants {
+                row.insert(1, tenant.to_owned());
+            }
+            row
+        };
         let rows = sagas.iter().map(|saga| {
-            vec![
+            let row = vec![
                 saga.saga_id.to_string(),
                 saga.order_id.clone(),
                 saga.state.clone(),
@@ -102,54 +113,60 @@ pub(super) async fn list(context: Context, args: List) -> anyhow::Result<()> {
                 saga.lateness_ms
                     .map(|ms| format!("{ms} ms"))
                     .unwrap_or_default(),
-            ]
+            ];
+            with_tenant(row, &saga.tenant)
         });
-        answer::table(
-            &[
-                "saga",
-                "order",
-                "state",
-                "step or reason",
-                "attempt",
-                "due",
-                "late",
-            ],
-            rows,
-        )
+        let header = [
+            "saga",
+            "order",
+            "state",
+            "step or reason",
+            "attempt",
+            "due",
+            "late",
+        ];
+        let header = with_tenant(header.map(str::to_owned).to_vec(), "tenant");
+        let header: Vec<&str> = header.iter().map(String::as_str).collect();
+        answer::table(&header, rows)
     })
 }
 
 pub(super) async fn show(context: Context, args: Show) -> anyhow::Result<()> {
     let ops = Ops::new(service::database(&context.config)?);
-    let find = match (args.saga, &args.order) {
-        (Some(saga), _) => Find::Saga(saga),
-        (None, order) => Find::Order {
-            tenant: args.tenant.clone(),
-            order_id: order.clone().unwrap_or_default(),
-        },
+    let (story, order) = match (args.saga, args.order) {
+        (None, Some(order_id)) => {
+            let tenant = match args.tenant {
+                Some(tenant) => tenant,
+                None => tenant_of(&ops, &order_id).await?,
+            };
+            let order = OrderRef { tenant, order_id };
+            let find = Find::Order {
+                tenant: order.tenant.clone(),
+                order_id: order.order_id.clone(),
+            };
+            (ops.show(find).await?, Some(order))
+        }
+        (Some(saga), _) => {
+            let story = ops.show(Find::Saga(saga)).await?;
+            let order = story.as_ref().map(|story| OrderRef {
+                tenant: story.saga.tenant.clone(),
+                order_id: story.saga.order_id.clone(),
+            });
+            (story, order)
+        }
+        (None, None) => (None, None),
     };
-    let story = ops.show(find).await?;
-    let order_id = story
-        .as_ref()
-        .map(|story| story.saga.order_id.clone())
-        .or(args.order);
-    let order = match order_id {
-        Some(order_id) if context.config.shop.enabled => {
+    let view = match &order {
+        Some(order) if context.config.shop.enabled => {
             let shop = Shop::new(service::shop_database(&context.config)?);
-            shop.show(&OrderRef {
-                tenant: args.tenant,
-                order_id,
-            })
-            .await?
+            shop.show(order).await?
         }
         _ => None,
     };
-    if story.is_none() && order.is_none() {
-        return Err(Exit::NotFound(
-            "there is no such saga, nor an order of that id in the shop".to_owned(),
-        )
-        .into());
+    if story.is_none() && view.is_none() {
+        return Err(nothing(&ops, order).await?.into());
     }
+    let order = view;
     answer::print(
         context.output,
         "show",
@@ -164,10 +181,44 @@ pub(super) async fn show(context: Context, args: Show) -> anyhow::Result<()> {
     )
 }
 
+/// The tenant that is meant where none is named.
+async fn tenant_of(ops: &Ops, order_id: &str) -> anyhow::Result<String> {
+    let mut tenants = ops.tenants_of(order_id).await?;
+    if tenants.len() == 1 {
+        return Ok(tenants.swap_remove(0));
+    }
+    Ok(DEFAULT_TENANT.to_owned())
+}
+
+/// There is neither saga nor order; says whose there are.
+async fn nothing(ops: &Ops, order: Option<OrderRef>) -> anyhow::Result<Exit> {
+    let Some(OrderRef { tenant, order_id }) = order else {
+        return Ok(Exit::NotFound("there is no such saga".to_owned()));
+    };
+    let others = others(ops, &order_id).await?;
+    Ok(Exit::NotFound(format!(
+        "there is no saga of order {order_id} of tenant {tenant}, nor such an order in the shop{others}"
+    )))
+}
+
+/// What to add where an order is not found: which tenants have sagas of an order by this id.
+pub(super) async fn others(ops: &Ops, order_id: &str) -> anyhow::Result<String> {
+    let tenants = ops.tenants_of(order_id).await?;
+    Ok(match tenants.as_slice() {
+        [] => String::new(),
+        [only] => format!("; tenant {only} has one: add --tenant {only}"),
+        several => format!("; tenants {} have one: add --tenant", several.join(", ")),
+    })
+}
+
 fn words(story: &Story) -> String {
     let saga = &story.saga;
+    let tenant = match saga.tenant.as_str() {
+        DEFAULT_TENANT => String::new(),
+        tenant => format!(" of tenant {tenant}"),
+    };
     let head = format!(
-        "saga {} ({}, run {}) of order {}: {}{}",
+        "saga {} ({}, run {}) of order {}{tenant}: {}{}",
         saga.saga_id,
         saga.definition,
         saga.run,
@@ -265,8 +316,9 @@ async fn list_alerts(context: Context, all: bool) -> anyhow::Result<()> {
 }
 
 async fn acknowledge(context: Context, fingerprint: &str, by: &str) -> anyhow::Result<()> {
+    let by = operators::name(by).map_err(Exit::Invalid)?;
     let ops = Ops::new(service::database(&context.config)?);
-    if !ops.acknowledge(fingerprint, by).await? {
+    if !ops.acknowledge(fingerprint, &by).await? {
         return Err(Exit::NotFound(format!(
             "there is no open alert {fingerprint}; see: lapse alerts list"
         ))

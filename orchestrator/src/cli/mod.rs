@@ -16,7 +16,7 @@ use lapse_participants::kit::CallError;
 use crate::config::{self, Config, LogFormat};
 use crate::kafka;
 use crate::operators::Act;
-use crate::service::Unfit;
+use crate::service::{NotThere, Unfit};
 use crate::store;
 
 mod answer;
@@ -160,6 +160,8 @@ pub(crate) struct Context {
     pub config: Config,
     /// What to print.
     pub output: Output,
+    /// The settings file, if others may read the secrets in it.
+    pub exposed: Option<config::Exposed>,
 }
 
 /// Parses, runs, reports.
@@ -195,6 +197,7 @@ async fn dispatch(cli: Cli) -> anyhow::Result<()> {
     let context = Context {
         config,
         output: cli.output,
+        exposed: config::exposed(cli.config.as_deref()),
     };
     match cli.command {
         Command::Dev(args) => dev::run(context, args).await,
@@ -251,6 +254,9 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     if error.chain().any(is_unreachable) {
         return 8;
     }
+    if error.chain().any(is_missing) {
+        return 4;
+    }
     if error.chain().any(is_setting) {
         return 3;
     }
@@ -258,6 +264,11 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         return 6;
     }
     1
+}
+
+/// A file of definitions is not there.
+fn is_missing(cause: &(dyn std::error::Error + 'static)) -> bool {
+    cause.is::<NotThere>()
 }
 
 /// Kafka's client does not take a setting, or the process could not work with the settings.
@@ -285,8 +296,9 @@ fn is_unreachable(cause: &(dyn std::error::Error + 'static)) -> bool {
         )
 }
 
-/// Logs to stderr, so that stdout stays for answers.
-pub(crate) fn init_logs(config: &Config) -> anyhow::Result<()> {
+/// Logs to stderr, so that stdout stays for answers. Warns of a settings file that others may read.
+pub(crate) fn init_logs(context: &Context) -> anyhow::Result<()> {
+    let config = &context.config;
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_new(&config.log.filter)
         .map_err(|error| Exit::Invalid(format!("log.filter {:?}: {error}", config.log.filter)))?;
@@ -300,6 +312,9 @@ pub(crate) fn init_logs(config: &Config) -> anyhow::Result<()> {
     match config.log.format {
         LogFormat::Text => logs.init(),
         LogFormat::Json => logs.json().flatten_event(true).init(),
+    }
+    if let Some(exposed) = &context.exposed {
+        tracing::warn!("{exposed}");
     }
     Ok(())
 }

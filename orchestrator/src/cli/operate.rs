@@ -5,6 +5,8 @@ use lapse_sagas::{Refused, SagaId};
 use serde::Serialize;
 use serde_json::json;
 
+use super::answer::count;
+use super::look::others;
 use super::{Context, Exit, answer};
 use crate::operators::{Act, Deed, Operated, operate};
 use crate::pace::{Pace, Rate};
@@ -97,7 +99,7 @@ pub(super) async fn run(context: Context, act: Act, args: Args) -> anyhow::Resul
             let ids: Vec<SagaId> = part.iter().map(|row| SagaId(row.saga_id)).collect();
             let done = lines.len();
             let operated = operate(&store, &ids, &deed).await.map_err(|error| {
-                anyhow::Error::new(error).context(format!("after {done} sagas"))
+                anyhow::Error::new(error).context(format!("after {}", count(done, "saga")))
             })?;
             lines.extend(part.iter().map(|row| became(act, row, &operated)));
         }
@@ -170,7 +172,8 @@ async fn of_order(ops: &Ops, order_id: &str, args: &Args) -> anyhow::Result<Saga
     }
     let at = sagas.iter().position(waits).unwrap_or_default();
     if sagas.is_empty() {
-        let words = format!("there is no such saga of order {order_id} of tenant {tenant}");
+        let others = others(ops, order_id).await?;
+        let words = format!("there is no such saga of order {order_id} of tenant {tenant}{others}");
         return Err(Exit::NotFound(words).into());
     }
     Ok(sagas.swap_remove(at))
@@ -254,9 +257,9 @@ fn report(
         });
         let table = answer::table(&["saga", "order", "result", "now", "reason"], rows);
         format!(
-            "{table}\n{} of {} sagas",
+            "{table}\n{} of {}",
             lines.len() - left.len(),
-            lines.len()
+            count(lines.len(), "saga")
         )
     })?;
     match left.first() {
@@ -271,14 +274,14 @@ fn report(
             Err(Exit::Conflict(format!("saga {saga_id} of order {order_id} is {state}")).into())
         }
         Some(_) if left.len() == lines.len() => Err(Exit::Conflict(format!(
-            "none of {} sagas is parked or compensated any more",
-            lines.len()
+            "none of {} is parked or compensated any more",
+            count(lines.len(), "saga")
         ))
         .into()),
         Some(_) => Err(Exit::Partly(format!(
-            "{} of {} sagas were left alone",
+            "{} of {} were left alone",
             left.len(),
-            lines.len()
+            count(lines.len(), "saga")
         ))
         .into()),
     }

@@ -11,6 +11,7 @@ use tracing::{info, warn};
 use super::run::wait_for_signal;
 use super::{Context, Exit, Output, answer, init_logs};
 use crate::foreign::outbox::{After, Outbox, Round, Settings};
+use crate::foreign::refuses_login;
 use crate::kafka::plain::Plain;
 use crate::outbox_relay::OutboxRelay;
 
@@ -39,7 +40,7 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
-    init_logs(&context.config)?;
+    init_logs(&context)?;
     let url = context.config.outbox.url.clone();
     if url.is_empty() {
         let words = "name the outbox's database: --database-url, outbox.url, or LAPSE__OUTBOX__URL";
@@ -59,6 +60,9 @@ pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
     .map_err(|words| Exit::Invalid(format!("outbox: {words}")))?;
     match outbox.check().await {
         Ok(()) => {}
+        Err(CallError::Configuration(words)) if refuses_login(&words) => {
+            return Err(Exit::Invalid(format!("outbox.url: {words}")).into());
+        }
         Err(CallError::Configuration(words)) => return Err(Exit::Invalid(words).into()),
         Err(error) if args.once => return Err(error.into()),
         Err(error) => warn!(%error, "the outbox's database does not answer yet"),
@@ -89,6 +93,9 @@ async fn once(relay: &OutboxRelay, output: Output) -> anyhow::Result<()> {
     let ok = troubled == 0 && left == 0;
     let result = json!({ "ok": ok, "sent": sent, "troubled": troubled });
     answer::print(output, "outbox-relay", &result, || format!("sent {sent}"))?;
+    if sent == 0 && troubled == 0 && left > 0 {
+        relay.reach().await?;
+    }
     if !ok {
         let words = "not everything could be sent; the log says what and why";
         return Err(Exit::Partly(words.to_owned()).into());

@@ -1,8 +1,10 @@
 //! `lapse run`: a coordinator until SIGTERM or SIGINT; drains within ten seconds.
 
+use std::path::PathBuf;
+
 use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing::info;
+use tracing::{info, warn};
 
 use super::{Context, init_logs};
 use crate::metrics;
@@ -17,7 +19,8 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
-    init_logs(&context.config)?;
+    init_logs(&context)?;
+    check_definitions(&context.config.definitions.paths)?;
     let metrics = metrics::install()?;
     if args.migrate {
         service::migrate(&context.config).await?;
@@ -37,6 +40,21 @@ pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
         !failed,
         "a part of the coordinator ended by itself; the log says which"
     );
+    Ok(())
+}
+
+/// Before anything is asked of others.
+fn check_definitions(paths: &[PathBuf]) -> anyhow::Result<()> {
+    if service::load_definitions(paths)?.is_empty() {
+        let paths: Vec<String> = paths
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect();
+        warn!(
+            paths = paths.join(", "),
+            "there is no definition (*.yaml, *.yml): no saga can start but by what is active already"
+        );
+    }
     Ok(())
 }
 

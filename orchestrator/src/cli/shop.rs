@@ -10,8 +10,7 @@ use serde_json::json;
 use super::{Context, Exit, answer};
 use crate::service;
 use crate::shop_serve::OPERATIONS;
-use crate::store::pg::PgStore;
-use crate::store::{Store, db};
+use crate::store::db;
 
 /// So many units arrive of what the shop never had.
 const FIRST_STOCK: u32 = 1_000;
@@ -134,9 +133,7 @@ async fn place(context: &Context, shop: &Shop, args: Place) -> anyhow::Result<()
         .iter()
         .map(|line| parse_line(line))
         .collect::<Result<Vec<Line>, Exit>>()?;
-    let now = PgStore::new(service::database(&context.config)?)
-        .now()
-        .await?;
+    let now = shop.now().await.map_err(unreachable)?;
     let mut order = NewOrder::new(&args.order_type, lines, now + args.pay_within.delta());
     order.tenant = args.tenant;
     order.order_id = args.order_id;

@@ -37,7 +37,7 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
-    init_logs(&context.config)?;
+    init_logs(&context)?;
     let listen = args.listen;
     if !listen.ip().is_loopback() {
         let words = format!(

@@ -6,6 +6,7 @@ use lapse_sagas::Definition;
 use lapse_sagas::definition::Problem;
 use serde_json::{Value, json};
 
+use super::answer::count;
 use super::{Context, Exit, answer};
 use crate::service;
 
@@ -20,7 +21,7 @@ pub(super) fn run(context: &Context, args: &Args) -> anyhow::Result<()> {
     let mut problems = Vec::new();
     let mut definitions = Vec::new();
     let texts = service::definition_texts(&args.paths)
-        .map_err(|error| Exit::NotFound(format!("{error:#}")))?;
+        .map_err(|error| Exit::NotFound(error.to_string()))?;
     for (file, text) in &texts {
         match Definition::parse(file, text) {
             Ok(definition) => {
@@ -43,7 +44,8 @@ pub(super) fn run(context: &Context, args: &Args) -> anyhow::Result<()> {
         words(&problems, texts.len())
     })?;
     if mistakes > 0 {
-        return Err(Exit::Invalid(format!("{mistakes} mistakes in {} files", texts.len())).into());
+        let (mistakes, files) = (count(mistakes, "mistake"), count(texts.len(), "file"));
+        return Err(Exit::Invalid(format!("{mistakes} in {files}")).into());
     }
     Ok(())
 }
@@ -57,7 +59,7 @@ fn as_json(problem: &Problem) -> Value {
 
 fn words(problems: &[Problem], files: usize) -> String {
     if problems.is_empty() {
-        return format!("{files} files, no mistakes");
+        return format!("{}, no mistakes", count(files, "file"));
     }
     problems
         .iter()

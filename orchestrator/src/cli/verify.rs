@@ -7,6 +7,7 @@ use chrono::DateTime;
 use lapse_participants::audit::Bounds;
 use lapse_sagas::{Span, Timestamp};
 
+use super::answer::count;
 use super::{Context, answer};
 use crate::service;
 use crate::store::pg::PgStore;
@@ -70,10 +71,11 @@ pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
     let report = verify::run(&context.config, &bounds).await?;
     answer::print(context.output, "verify", &report, || words(&report))?;
     if !report.ok {
+        let violations = usize::try_from(report.violations).unwrap_or(usize::MAX);
         bail!(
-            "{} violations in {} checks",
-            report.violations,
-            report.checks.len()
+            "{} in {}",
+            count(violations, "violation"),
+            count(report.checks.len(), "check")
         );
     }
     Ok(())
@@ -98,6 +100,45 @@ pub(crate) fn words(report: &Report) -> String {
         for row in &check.rows {
             text.push_str(&format!("\n{}: {row}", check.id));
         }
+        let shown = i64::try_from(check.rows.len()).unwrap_or(i64::MAX);
+        if shown < check.violations {
+            let more = check.violations - shown;
+            text.push_str(&format!("\n{}: and {more} more", check.id));
+        }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::verify::{Check, Lateness};
+
+    fn words_of(violations: i64, rows: usize) -> String {
+        let check = Check {
+            id: "late".to_owned(),
+            ok: false,
+            checked: 65,
+            violations,
+            rows: vec![json!({ "order_id": "o" }); rows],
+        };
+        words(&Report {
+            ok: false,
+            violations,
+            checks: vec![check],
+            skipped: Vec::new(),
+            counts: BTreeMap::new(),
+            lateness_ms: Lateness::default(),
+        })
+    }
+
+    #[test]
+    fn violations_that_are_not_listed_are_told_by_number() {
+        assert!(words_of(31, 20).ends_with("\nlate: and 11 more"));
+        assert!(!words_of(20, 20).contains("more"));
+    }
 }

@@ -21,11 +21,12 @@ pub(super) async fn test(context: Context, name: &str) -> anyhow::Result<()> {
             .keys()
             .map(String::as_str)
             .collect();
-        return Err(Exit::NotFound(format!(
-            "there is no webhook {name} in the settings; there are: {}",
-            known.join(", ")
-        ))
-        .into());
+        let there = match known.as_slice() {
+            [] => format!("there is none; docs/alerts.md has [alerts.webhooks.{name}]"),
+            known => format!("there are: {}", known.join(", ")),
+        };
+        let words = format!("there is no webhook {name} in the settings; {there}");
+        return Err(Exit::NotFound(words).into());
     };
     let now = chrono::Utc::now();
     let id = format!("msg_sample_{}", now.timestamp_micros());

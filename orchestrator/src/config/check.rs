@@ -35,7 +35,7 @@ impl Config {
             participant.check(&format!("participants.{name}"))?;
         }
         for (name, owner) in &self.order_owners {
-            owner.check(&format!("order_owners.{name}"), self.sweep.every)?;
+            owner.check(name, self.sweep.every)?;
         }
         within("shop.connections", self.shop.connections, 1..=200)
     }

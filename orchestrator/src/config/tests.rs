@@ -393,7 +393,11 @@ fn an_order_table_that_can_not_be_read_is_refused_by_the_key_and_without_its_url
             "",
             "columns.created_at: give one of them",
         ),
-        ("due_at =", "created_at =", "pay_within goes with"),
+        (
+            "due_at =",
+            "created_at =",
+            "pay_within goes with order_owners.orders.columns.created_at",
+        ),
         ("order_type = \"normal\"", "", "the type of all orders"),
         ("[10, \"WAIT_PAY\"]", "[]", "list the statuses"),
         (
@@ -411,5 +415,6 @@ fn an_order_table_that_can_not_be_read_is_refused_by_the_key_and_without_its_url
         let said = format!("{error:#}");
         assert!(said.contains(words), "{said}");
         assert!(!said.contains("secret"), "{said}");
+        assert!(!said.contains("order_owners.order_owners"), "{said}");
     }
 }

@@ -143,6 +143,15 @@ where
         .collect()
 }
 
+/// Whether a database said by these words that it does not let us in: no such user, wrong password, no such database.
+pub(crate) fn refuses_login(words: &str) -> bool {
+    let said = |said: &&str| words.contains(*said);
+    // Postgres by the SQLSTATE, which is part of the words; MySQL has one for many faults.
+    let postgres = ["(SQLSTATE 28", "(SQLSTATE 3D"];
+    let mysql = ["Access denied for user", "Unknown database"];
+    postgres.iter().chain(&mysql).any(said)
+}
+
 fn limited<D: Database>(connections: u32) -> PoolOptions<D> {
     PoolOptions::new()
         .max_connections(connections)

@@ -12,4 +12,5 @@ mod owner;
 mod plan;
 mod table;
 
+pub(crate) use db::refuses_login;
 pub use owner::SqlOwner;

@@ -14,7 +14,7 @@ use lapse_sagas::Timestamp;
 use tokio::sync::OnceCell;
 use tracing::warn;
 
-use super::db::{Access, Db, Row, Session};
+use super::db::{Access, Db, Row, Session, refuses_login};
 use super::dialect::Sql;
 use super::plan::Plan;
 use crate::config;
@@ -79,8 +79,31 @@ impl SqlOwner {
                     Box::pin(async move { Plan::make(&mut session, &name, &settings).await })
                 })
                 .await
+                .map_err(|error| self.named(error))
         });
         looked.await.cloned()
+    }
+
+    /// Puts before what the database refuses the setting that it is about.
+    fn named(&self, error: CallError) -> CallError {
+        let words = match error {
+            CallError::Configuration(words) | CallError::Data(words) => words,
+            other => return other,
+        };
+        let owner = format!("order_owners.{}", self.name);
+        if words.starts_with(&owner) {
+            return CallError::Configuration(words);
+        }
+        let setting = if refuses_login(&words) {
+            "database_url"
+        } else if words.contains("denied") {
+            "table"
+        } else if self.settings.filter.is_empty() {
+            "pending, paid or table"
+        } else {
+            "filter, pending or paid"
+        };
+        CallError::Configuration(format!("{owner}.{setting}: {words}"))
     }
 }
 
@@ -108,6 +131,7 @@ impl OrderOwner for SqlOwner {
                 })
             })
             .await
+            .map_err(|error| self.named(error))
     }
 
     fn look_ahead(&self) -> Duration {
@@ -129,7 +153,8 @@ impl OrderOwner for SqlOwner {
             .tx(move |mut session| {
                 Box::pin(async move { find_paid(&mut session, &plan, &ids).await })
             })
-            .await?;
+            .await
+            .map_err(|error| self.named(error))?;
         Ok(orders.iter().map(|order| paid.contains(order)).collect())
     }
 }

@@ -21,7 +21,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::Problem;
 use crate::config::{Access, Token};
-use crate::operators::{self, LONGEST_ACTOR};
+use crate::operators;
 
 /// Largest body; an event may have 256 KiB.
 pub(super) const LARGEST_BODY: usize = 1024 * 1024;
@@ -40,7 +40,8 @@ pub(super) enum Caller {
 }
 
 impl Caller {
-    /// The actor of histories. Without tokens the caller may say who it is; with them it is the token's name.
+    /// The actor of histories. Without tokens the caller may say who it is, and is `operator` otherwise; with them it is
+    /// the token's name.
     pub(super) fn actor(&self, claimed: Option<String>) -> Result<String, Problem> {
         match (self, claimed) {
             (Caller::Token(name), None) => Ok(name.to_string()),
@@ -50,7 +51,7 @@ impl Caller {
                 "the actor is the token's name; leave actor out",
             )),
             (Caller::Loopback, None) => Ok("operator".to_owned()),
-            (Caller::Loopback, Some(claimed)) => operators::line("actor", &claimed, LONGEST_ACTOR)
+            (Caller::Loopback, Some(claimed)) => operators::name(&claimed)
                 .map_err(|words| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", words)),
         }
     }

@@ -55,7 +55,7 @@ pub(super) async fn list(
         Problem::new(StatusCode::BAD_REQUEST, "bad_query", rejection.body_text())
     })?;
     let filter = LetterFilter {
-        state: asked.state,
+        states: LetterFilter::states_named(asked.state.as_deref().unwrap_or("all")),
         topic: asked.topic,
         reason: asked.reason,
         since: asked.since,

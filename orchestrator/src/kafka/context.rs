@@ -4,9 +4,10 @@
 //! A new assignment is only noted here: its partitions must have their own queues before it takes effect, and that needs
 //! the consumer's own handle. A revocation is carried out at once, because dropping the consumer waits for it.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use ::metrics::counter;
 use rdkafka::config::RDKafkaLogLevel;
@@ -198,16 +199,42 @@ impl ClientContext for Context {
     }
 }
 
-/// A client without more to say than its log.
-pub(super) struct Logs;
+/// A client without more to say than its log. One that is not answered tries many times a second; what it says of a
+/// broker each time is said once in a while.
+#[derive(Default)]
+pub(super) struct Logs {
+    said: Mutex<HashMap<String, Instant>>,
+}
+
+/// How long the same is not said again.
+const SAID_AGAIN_AFTER: Duration = Duration::from_secs(30);
+
+impl Logs {
+    fn is_news(&self, kind: String, now: Instant) -> bool {
+        let mut said = locked(&self.said);
+        said.retain(|_, at| now.duration_since(*at) < SAID_AGAIN_AFTER);
+        if said.contains_key(&kind) {
+            return false;
+        }
+        said.insert(kind, now);
+        true
+    }
+}
 
 impl ClientContext for Logs {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        log(level, facility, message);
+        // Before this is the thread, which is the broker's.
+        let of = message.split("]:").next().unwrap_or_default();
+        if self.is_news(format!("{facility} {of}"), Instant::now()) {
+            log(level, facility, message);
+        }
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        warn!(error = %error, reason, "kafka client");
+        let of = reason.split_whitespace().next().unwrap_or_default();
+        if self.is_news(format!("{error} {of}"), Instant::now()) {
+            warn!(error = %error, reason, "kafka client");
+        }
     }
 }
 
@@ -229,4 +256,19 @@ pub(super) fn log(level: RDKafkaLogLevel, facility: &str, message: &str) {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_is_said_again_only_after_a_while() {
+        let (logs, began) = (Logs::default(), Instant::now());
+        let said = |kind: &str, after: Duration| logs.is_news(kind.to_owned(), began + after);
+        assert!(said("FAIL a", Duration::ZERO));
+        assert!(said("FAIL b", Duration::ZERO));
+        assert!(!said("FAIL a", Duration::from_secs(29)));
+        assert!(said("FAIL a", Duration::from_secs(30)));
+    }
 }

@@ -7,12 +7,14 @@ use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use rdkafka::config::FromClientConfigAndContext;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{DeliveryFuture, FutureProducer, FutureRecord, Producer as _};
 
-use super::Error;
+use super::context::Logs;
 use super::settings::Settings;
+use super::{Error, reach};
 
 /// How long a broker may take to say whether there is a topic.
 const TOPIC_WITHIN: Duration = Duration::from_secs(5);
@@ -50,7 +52,7 @@ pub enum Fate {
 /// A producer without timers.
 pub struct Plain {
     settings: Settings,
-    client: Mutex<FutureProducer>,
+    client: Mutex<FutureProducer<Logs>>,
     known: Mutex<HashSet<String>>,
 }
 
@@ -63,6 +65,14 @@ impl Plain {
             settings: settings.clone(),
             known: Mutex::default(),
         })
+    }
+
+    /// Waits until a broker has answered.
+    ///
+    /// # Errors
+    /// [`Error::NotAuthorised`] if none lets us in, [`Error::Broker`] if none answers.
+    pub async fn reach(&self) -> Result<(), Error> {
+        reach::reach(&self.settings).await
     }
 
     /// Sends messages in this order and waits for every delivery report. Once one of a key is not delivered, those after it
@@ -212,10 +222,8 @@ fn fate_of(code: RDKafkaErrorCode, words: String) -> Fate {
     }
 }
 
-fn client(settings: &Settings) -> Result<FutureProducer, Error> {
-    settings
-        .producer_config()?
-        .create()
+fn client(settings: &Settings) -> Result<FutureProducer<Logs>, Error> {
+    FutureProducer::from_config_and_context(&settings.producer_config()?, Logs::default())
         .map_err(|error| Error::Settings(error.to_string()))
 }
 

@@ -288,7 +288,7 @@ async fn wait_until_visible(settings: &Settings, created: &[String]) -> Result<(
 }
 
 fn admin(settings: &Settings) -> Result<AdminClient<Logs>, Error> {
-    AdminClient::from_config_and_context(&settings.admin_config(), Logs)
+    AdminClient::from_config_and_context(&settings.admin_config(), Logs::default())
         .map_err(|e| Error::Settings(e.to_string()))
 }
 
@@ -314,7 +314,18 @@ pub(super) fn broker(settings: &Settings, doing: &str, error: &KafkaError) -> Er
                 | RDKafkaErrorCode::RequestTimedOut
         )
     );
-    let error = if unreachable {
+    let refuses_admin = matches!(
+        error,
+        KafkaError::AdminOp(
+            RDKafkaErrorCode::OperationTimedOut | RDKafkaErrorCode::RequestTimedOut
+        )
+    );
+    let error = if refuses_admin {
+        format!(
+            "kafka at {} does not answer this, though others may be answered: {error}; is kafka.brokers that of lapse dev (.lapse/dev.env sets KAFKA_BROKERS), which makes and describes no topics? Use a new shell, or unset it",
+            settings.brokers
+        )
+    } else if unreachable {
         format!(
             "kafka does not answer at {}: {error}; is kafka.brokers right? And kafka.properties.security.protocol that of the listener?",
             settings.brokers

@@ -334,7 +334,7 @@ where
         }
         Err(abort) => {
             if let Err(error) = transaction.rollback().await {
-                warn!(%error, "roll back");
+                warn!(error = words(&error), "roll back");
             }
             Err(Failed::Aborted(abort))
         }
@@ -380,7 +380,7 @@ fn is_gone(error: &sqlx::Error) -> bool {
 }
 
 /// Without the line in the source code of Postgres that sqlx adds.
-fn words(error: &sqlx::Error) -> String {
+pub(super) fn words(error: &sqlx::Error) -> String {
     match error.as_database_error() {
         Some(answer) => answer.message().to_owned(),
         None => format!("{error}{}", tls::advice(error)),

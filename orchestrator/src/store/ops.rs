@@ -3,6 +3,7 @@
 //! Relies on the views of schema `ops_v1` only, and on a pool of its own, so that nobody's list slows a saga down. Never:
 //! counts sagas; totals come from the counters that every transaction keeps.
 
+use lapse_participants::kit::OrderKey;
 use lapse_sagas::{SagaId, Timestamp};
 use serde::Serialize;
 use serde_json::Value;
@@ -319,6 +320,49 @@ impl Ops {
                     );
                     let alerts = alerts.fetch_all(tx).await?;
                     Ok(Some(Story { saga, timeline, alerts }))
+                })
+            })
+            .await
+    }
+
+    /// The tenants that have a saga of an order by this id, the first ten of them by name.
+    pub async fn tenants_of(&self, order_id: &str) -> Result<Vec<String>, Error> {
+        let order_id = order_id.to_owned();
+        self.db
+            .read(move |tx| {
+                let order_id = order_id.clone();
+                Box::pin(async move {
+                    let tenants = sqlx::query_scalar!(
+                        r#"select distinct o.tenant as "tenant!" from ops_v1.saga_order as o
+                           where o.order_id = $1 order by 1 limit 10"#,
+                        order_id
+                    );
+                    Ok(tenants.fetch_all(tx).await?)
+                })
+            })
+            .await
+    }
+
+    /// The saga of an order by a definition; none if it has none.
+    pub async fn saga_of(
+        &self,
+        definition: &str,
+        order: &OrderKey,
+    ) -> Result<Option<SagaId>, Error> {
+        let (definition, order) = (definition.to_owned(), order.clone());
+        self.db
+            .read(move |tx| {
+                let (definition, order) = (definition.clone(), order.clone());
+                Box::pin(async move {
+                    let row = sqlx::query_scalar!(
+                        r#"select o.saga_id as "saga_id!" from ops_v1.saga_order as o
+                           where o.order_id = $1 and o.tenant = $2 and o.definition = $3 and o.generation = $4"#,
+                        order.order_id,
+                        order.tenant,
+                        definition,
+                        order.generation
+                    );
+                    Ok(row.fetch_optional(tx).await?.map(SagaId))
                 })
             })
             .await

@@ -5,10 +5,10 @@
 use chrono::{DateTime, Days, NaiveDate};
 use lapse_sagas::{SagaId, Timestamp};
 use sqlx::ConnectOptions;
-use sqlx::migrate::Migrator;
+use sqlx::migrate::{MigrateError, Migrator};
 
 use super::Error;
-use super::db::Db;
+use super::db::{Db, words};
 use crate::tls;
 
 /// Partitions exist from yesterday on, for so many days.
@@ -39,7 +39,12 @@ pub async fn migrate(db: &Db) -> Result<(), Error> {
             migrator
                 .run_direct(None, connection, false)
                 .await
-                .map_err(|error| Error::Defect(format!("migrate: {error}")))?;
+                .map_err(|error| match error {
+                    MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => {
+                        Error::Defect(format!("migrate: {}", words(&error)))
+                    }
+                    other => Error::Defect(format!("migrate: {other}")),
+                })?;
             Ok(())
         })
     })

@@ -15,6 +15,7 @@ use super::Error;
 use super::db::{Abort, Db};
 
 mod histories;
+pub mod retries;
 
 /// So many examples per check.
 const MAX_ROWS: usize = 20;

@@ -11,6 +11,7 @@ use std::io::ErrorKind;
 use std::pin::Pin;
 use std::time::Duration;
 
+use sqlx::migrate::MigrateError;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{Connection, Database, PgConnection, Pool};
 use tracing::Instrument;
@@ -135,9 +136,11 @@ impl From<sqlx::Error> for CallError {
     fn from(error: sqlx::Error) -> Self {
         let words = error.to_string();
         match &error {
-            sqlx::Error::Database(answer) => {
-                by_sqlstate(answer.code().unwrap_or_default().as_ref(), words)
-            }
+            // Its own words: sqlx adds a line number, of the source code of Postgres.
+            sqlx::Error::Database(answer) => by_sqlstate(
+                answer.code().unwrap_or_default().as_ref(),
+                answer.message().to_owned(),
+            ),
             sqlx::Error::Encode(_) => CallError::Data(words),
             sqlx::Error::Configuration(_)
             | sqlx::Error::Decode(_)
@@ -152,6 +155,16 @@ impl From<sqlx::Error> for CallError {
             }
             sqlx::Error::Io(_) => CallError::unanswered(words),
             _ => CallError::Unknown(format!("database: {words}")),
+        }
+    }
+}
+
+impl From<MigrateError> for CallError {
+    /// By what the database said; a migration that is not as it was applied is a fault of configuration.
+    fn from(error: MigrateError) -> Self {
+        match error {
+            MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => error.into(),
+            other => CallError::Configuration(other.to_string()),
         }
     }
 }

@@ -12,7 +12,7 @@ mod view;
 use lapse_sagas::Timestamp;
 use rust_decimal::Decimal;
 use serde::{Deserialize, Serialize};
-use sqlx::migrate::{MigrateError, Migrator};
+use sqlx::migrate::Migrator;
 use sqlx::{ConnectOptions, PgPool};
 
 pub use pay::PayOutcome;
@@ -75,8 +75,8 @@ pub struct OutboxRow {
 /// the same database.
 ///
 /// # Errors
-/// [`MigrateError`]; an applied migration that has changed since is one.
-pub async fn migrate(pool: &PgPool) -> Result<(), MigrateError> {
+/// [`CallError`] from the database; an applied migration that has changed since is a fault of configuration.
+pub async fn migrate(pool: &PgPool) -> Result<(), CallError> {
     // Not one of the pool's connections: theirs wait at most a second for another coordinator that is migrating.
     let options = (*pool.connect_options())
         .clone()
@@ -86,7 +86,8 @@ pub async fn migrate(pool: &PgPool) -> Result<(), MigrateError> {
         let mut migrator: Migrator = sqlx::migrate!();
         migrator.create_schema("shop");
         migrator.dangerous_set_table_name("shop.migration");
-        migrator.run_direct(None, &mut connection, false).await
+        migrator.run_direct(None, &mut connection, false).await?;
+        Ok(())
     });
     done.await
         .unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed.into()))
@@ -96,6 +97,20 @@ impl Shop {
     /// On a pool made with [`db::options`].
     pub fn new(pool: PgPool) -> Self {
         Shop { pool }
+    }
+
+    /// The time by the shop's clock, which decides what is due.
+    ///
+    /// # Errors
+    /// [`CallError`] from the database.
+    pub async fn now(&self) -> Result<Timestamp, CallError> {
+        db::statement(&self.pool, |connection| {
+            Box::pin(async move {
+                let now = sqlx::query_scalar!(r#"select clock_timestamp() as "now!""#);
+                Ok(now.fetch_one(connection).await?)
+            })
+        })
+        .await
     }
 
     /// New units arrive.

@@ -6,6 +6,7 @@ use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy};
 use serde_saphyr::{Error, MessageFormatter, Options, UserMessageFormatter};
 
 use super::{Body, Problem};
+use crate::printable;
 
 /// Largest definition file.
 const LARGEST_BYTES: usize = 256 * 1024;
@@ -70,7 +71,7 @@ fn describe(error: &Error) -> (&'static str, String) {
             };
             (
                 "D003",
-                format!("unknown field `{}`; {hint}", field.escape_debug()),
+                format!("unknown field `{}`; {hint}", printable(field)),
             )
         }
         Error::SerdeUnknownVariant {
@@ -79,7 +80,7 @@ fn describe(error: &Error) -> (&'static str, String) {
             "D006",
             format!(
                 "`{}` is none of {}",
-                variant.escape_debug(),
+                printable(variant),
                 expected.join(", ")
             ),
         ),
@@ -90,18 +91,12 @@ fn describe(error: &Error) -> (&'static str, String) {
             let key = key.as_deref().unwrap_or("a key");
             (
                 "D005",
-                format!(
-                    "`{}` stands twice in one mapping; keep one",
-                    key.escape_debug()
-                ),
+                format!("`{}` stands twice in one mapping; keep one", printable(key)),
             )
         }
         other => (
             "D002",
-            UserMessageFormatter
-                .format_message(other)
-                .escape_debug()
-                .to_string(),
+            printable(&UserMessageFormatter.format_message(other)),
         ),
     }
 }

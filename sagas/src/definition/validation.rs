@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use super::{Body, Call, Kind, OnExhausted, Retries, Step, Trigger};
 use crate::duration::Span;
 use crate::order_event::LONGEST_DELAY;
+use crate::printable;
 use crate::transition::REPLY_GRACE;
 
 const FORMAT: &str = "saga/v1";
@@ -371,9 +372,5 @@ fn wrong_name(text: &str, allowed: &str) -> String {
 
 /// Text from a file, short and printable.
 fn shown(text: &str) -> String {
-    text.chars()
-        .take(80)
-        .collect::<String>()
-        .escape_debug()
-        .to_string()
+    printable(&text.chars().take(80).collect::<String>())
 }

@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Number, Value};
 
 use super::{BadEvent, LARGEST_BYTES};
+use crate::printable;
 
 const DEEPEST: usize = 64;
 
@@ -131,7 +132,7 @@ impl<'de> Visitor<'de> for Unique {
                 let shown: String = name.chars().take(80).collect();
                 return Err(A::Error::custom(format!(
                     "the key `{}` stands twice in one object",
-                    shown.escape_debug()
+                    printable(&shown)
                 )));
             }
             fields.insert(name, value.0);

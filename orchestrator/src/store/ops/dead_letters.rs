@@ -18,8 +18,8 @@ const QUARANTINED_AFTER: i32 = 3;
 /// Which dead letters, the newest first.
 #[derive(Clone, Debug, Default)]
 pub struct LetterFilter {
-    /// `open`, `replayed`, `quarantined` or `discarded`; none: all.
-    pub state: Option<String>,
+    /// Of `open`, `replayed`, `quarantined`, `discarded`; none: all.
+    pub states: Vec<String>,
     /// Only of this topic, by its full name.
     pub topic: Option<String>,
     /// Only with this reason.
@@ -30,6 +30,17 @@ pub struct LetterFilter {
     pub before: Option<i64>,
     /// At most so many, at most 1,000.
     pub limit: u32,
+}
+
+impl LetterFilter {
+    /// What a state that is asked for stands for: `all`, `waiting` (open and quarantined), or itself.
+    pub fn states_named(name: &str) -> Vec<String> {
+        match name {
+            "all" => Vec::new(),
+            "waiting" => vec!["open".to_owned(), "quarantined".to_owned()],
+            state => vec![state.to_owned()],
+        }
+    }
 }
 
 /// One row of `ops_v1.dead_letters`, which says what is what.
@@ -135,11 +146,11 @@ impl Ops {
                 Box::pin(async move {
                     let rows = letter_rows!(
                         "ops_v1.dead_letters as d
-                         where ($1::text is null or d.state = $1) and ($2::text is null or d.topic = $2)
+                         where (cardinality($1::text[]) = 0 or d.state = any($1)) and ($2::text is null or d.topic = $2)
                            and ($3::text is null or d.reason = $3) and ($4::timestamptz is null or d.at >= $4)
                            and ($5::bigint is null or d.id < $5)
                          order by d.id desc limit $6",
-                        filter.state,
+                        &filter.states,
                         filter.topic,
                         filter.reason,
                         filter.since,
@@ -168,13 +179,13 @@ impl Ops {
                            from (
                              select d.reason, d.state, count(*) as letters, max(d.id) as newest_id
                              from ops_v1.dead_letters as d
-                             where ($1::text is null or d.state = $1) and ($2::text is null or d.topic = $2)
+                             where (cardinality($1::text[]) = 0 or d.state = any($1)) and ($2::text is null or d.topic = $2)
                                and ($3::text is null or d.reason = $3) and ($4::timestamptz is null or d.at >= $4)
                              group by d.reason, d.state
                            ) as g
                            join ops_v1.dead_letters as d on d.id = g.newest_id
                            order by g.letters desc, g.reason, g.state limit $5"#,
-                        filter.state,
+                        &filter.states,
                         filter.topic,
                         filter.reason,
                         filter.since,
@@ -223,11 +234,12 @@ impl Ops {
                 Box::pin(async move {
                     let ids = sqlx::query_scalar!(
                         r#"select d.id as "id!" from ops_v1.dead_letters as d
-                           where d.state in ('open', 'quarantined') and d.topic not like '%replies' and ($1::text is null or d.state = $1)
+                           where d.state in ('open', 'quarantined') and d.topic not like '%replies'
+                             and (cardinality($1::text[]) = 0 or d.state = any($1))
                              and ($2::text is null or d.topic = $2) and ($3::text is null or d.reason = $3)
                              and ($4::timestamptz is null or d.at >= $4) and d.id > $5
                            order by d.id limit $6"#,
-                        filter.state,
+                        &filter.states,
                         filter.topic,
                         filter.reason,
                         filter.since,

@@ -44,7 +44,7 @@ async fn a_webhook_can_be_tried_out_and_what_came_back_is_said() {
     }
     run(lapse(&["alerts", "test", "nobody"]))
         .with_code(4)
-        .saying("nobody");
+        .saying("there is no webhook nobody in the settings; there is none");
 }
 
 #[test]

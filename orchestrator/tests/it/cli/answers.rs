@@ -5,6 +5,7 @@ use lapse_participants::fault::Answer;
 use std::time::Duration;
 
 use super::{lapse, lapse_with, run};
+use crate::database::TestDatabase;
 use crate::support::live::{Live, order_ref};
 
 const SOON: Duration = Duration::from_secs(20);
@@ -77,6 +78,57 @@ async fn every_command_prints_one_object_with_its_format_first() {
     ))
     .with_code(3);
     service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn orders_of_several_tenants_are_told_apart() {
+    let live = Live::in_process().await;
+    let service = live.start().await;
+    for (tenant, order_id) in [("ann", "shared"), ("bob", "shared"), ("ann", "lone")] {
+        let order = ["--tenant", tenant, "--order-id", order_id];
+        let start = [&["start", "cancel-and-replenish"], &order[..]].concat();
+        run(lapse_with(&live.config, &start)).with_code(0);
+    }
+    let lapse = |args: &[&str]| run(lapse_with(&live.config, args));
+
+    let listed = lapse(&["list"]).with_code(0).stdout;
+    assert!(
+        listed.contains("tenant") && listed.contains("bob"),
+        "{listed}"
+    );
+    let lone = lapse(&["show", "--order", "lone"]).with_code(0).stdout;
+    assert!(lone.contains("of order lone of tenant ann"), "{lone}");
+    lapse(&["show", "--order", "shared"])
+        .with_code(4)
+        .saying("tenants ann, bob have one: add --tenant");
+    lapse(&["show", "--order", "lone", "--tenant", "bob"])
+        .with_code(4)
+        .saying("add --tenant ann");
+    lapse(&["retry", "--order", "lone", "--reason", "x"])
+        .with_code(4)
+        .saying("add --tenant ann");
+    let bobs = lapse(&["show", "--order", "shared", "--tenant", "bob"]);
+    assert!(bobs.with_code(0).stdout.contains("tenant bob"));
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn placing_showing_and_paying_need_the_shop_s_database_only() {
+    let database = TestDatabase::create().await;
+    let shop = |args: &[&str]| {
+        let mut command = lapse(&[&["shop"], args].concat());
+        command.env("LAPSE__SHOP__URL", &database.url).env(
+            "LAPSE__POSTGRES__URL",
+            "postgres://nobody@127.0.0.1:1/nothing",
+        );
+        run(command)
+    };
+    let pool = sqlx::PgPool::connect(&database.url).await.unwrap();
+    lapse_participants::shop::migrate(&pool).await.unwrap();
+
+    shop(&["place", "--order-id", "a"]).with_code(0);
+    shop(&["show", "a"]).with_code(0);
+    shop(&["pay", "a"]).with_code(0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

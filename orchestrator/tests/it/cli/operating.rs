@@ -186,6 +186,44 @@ async fn a_compensated_saga_retried_begins_with_its_first_step() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_order_that_lay_parked_for_an_hour_is_late_only_by_what_its_retry_took() {
+    let live = strict().await;
+    let service = live.start().await;
+    let rejected = Answer::Rejected;
+    stop(&live, &service, "lay", "CancelOrder", rejected, 1).await;
+    live.story_in("lay", "compensated", SOON).await;
+    sqlx::query(
+        "update shop.orders set placed_at = placed_at - interval '1 hour',
+           pay_deadline = pay_deadline - interval '1 hour'",
+    )
+    .execute(&mut live.database().await)
+    .await
+    .unwrap();
+
+    operate(&live, &["retry", "--order", "lay", "--reason", "mended"]).with_code(0);
+    live.story_in("lay", "completed", AT_ONCE).await;
+    operate(&live, &["verify"]).with_code(0);
+
+    sqlx::query(
+        r#"update lapse.history set at = at - interval '31 seconds' where entry like '%"retried"%'"#,
+    )
+    .execute(&mut live.database().await)
+    .await
+    .unwrap();
+    let ended = operate(&live, &["verify"]).with_code(1);
+    let report = ended.object("verify");
+    let late = report["checks"].as_array().unwrap();
+    let late = late.iter().find(|check| check["id"] == "late").unwrap();
+    assert_eq!(
+        (&late["checked"], &late["violations"]),
+        (&json!(1), &json!(1))
+    );
+    let seconds = late["rows"][0]["late_s"].as_f64().unwrap();
+    assert!((31.0..60.0).contains(&seconds), "since the retry: {late}");
+    service.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_are_chosen_listed_first_and_resolved_at_a_rate() {
     let live = strict().await;
     let service = live.start().await;

@@ -2,11 +2,13 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use lapse::config::{Access, Config, Token};
 use lapse::dev::broker::Broker;
+use sqlx::{Connection, Executor};
 
 use super::{lapse, lapse_with, run};
 use crate::database::TestDatabase;
@@ -260,6 +262,19 @@ fn every_mistake_of_a_definition_is_listed_with_its_place() {
     assert!(problems.len() >= 3, "{problems:?}");
     assert!(problems.iter().all(|problem| problem["line"].is_u64()));
     run(lapse(&["validate", "/nonesuch.yaml"])).with_code(4);
+    let shipped = include_str!("../../../../sagas/definitions/cancel-and-replenish.yaml");
+    let odd = shipped.replacen("delay: 30m", "delay: 30x", 1);
+    assert_ne!(odd, shipped);
+    let file = File::new("odd.yaml", &odd);
+    let ended = run(lapse(&["validate", file.path()]))
+        .with_code(3)
+        .saying("1 mistake in 1 file");
+    assert!(
+        ended.stdout.contains("\"30x\" is not a length of time"),
+        "{}",
+        ended.stdout
+    );
+    assert!(!ended.stdout.contains('\\'), "{}", ended.stdout);
 }
 
 #[tokio::test]
@@ -371,6 +386,89 @@ async fn a_refused_log_in_is_exit_code_6_and_a_missing_database_is_to_be_created
     }
     let ended = run(lapse_with(&config, &["list"])).with_code(1);
     assert!(!ended.stderr.contains(" at line "), "{}", ended.stderr);
+    let url = config.postgres.url.clone();
+    for url in [&url, &url.replace('@', "x@")] {
+        let relay = ["outbox-relay", "--once", "--database-url", url];
+        run(lapse_with(&config, &relay))
+            .with_code(3)
+            .saying("outbox.url: ")
+            .never_saying(" at line ");
+    }
+}
+
+#[test]
+fn a_settings_file_with_a_secret_that_others_may_read_is_warned_of() {
+    let text = "[shop]\nurl = \"postgres://lapse:hushed@db/shop\"\n";
+    let file = File::new("exposed.toml", text);
+    let mode = |mode| {
+        let permissions = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(file.path(), permissions).expect("the file is ours");
+        // It ends soon: no outbox is named.
+        run(lapse(&["outbox-relay", "--config", file.path()])).with_code(3)
+    };
+
+    mode(0o640)
+        .saying(file.path())
+        .saying("(shop.url) and has mode 0640")
+        .saying("chmod 600")
+        .never_saying("hushed");
+    mode(0o600).never_saying("holds a secret");
+}
+
+#[test]
+fn definitions_that_are_missing_or_none_are_told_before_anything_else() {
+    let directory =
+        PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(uuid::Uuid::now_v7().to_string());
+    let path = directory.to_str().expect("text");
+    let setting = format!("definitions.paths={path}");
+    for args in [&["validate", path][..], &["run", "--set", &setting]] {
+        run(lapse_with(&nowhere(), args)).with_code(4).saying(path);
+    }
+    std::fs::create_dir(&directory).expect("a directory can be made");
+    run(lapse_with(&nowhere(), &["run", "--set", &setting]))
+        .with_code(8)
+        .saying("no saga can start")
+        .saying(path);
+    let _ = std::fs::remove_dir(&directory);
+}
+
+#[tokio::test]
+async fn an_outbox_without_a_broker_to_go_to_is_exit_code_8_and_few_lines() {
+    let url = TestDatabase::create().await.url;
+    sqlx::PgConnection::connect(&url)
+        .await
+        .unwrap()
+        .execute(
+            "create table outbox (id bigint primary key, aggregatetype text not null,
+               aggregateid text not null, type text not null, payload jsonb);
+             insert into outbox values (1, 'lapse.schedule', 'k', 'order.placed', '{}')",
+        )
+        .await
+        .unwrap();
+    let config = nowhere();
+    let relay = ["outbox-relay", "--once", "--database-url", &url];
+
+    let ended = run(lapse_with(&config, &relay))
+        .with_code(8)
+        .saying("kafka does not answer at")
+        .saying(&config.kafka.brokers);
+
+    let lines = ended.stderr.lines().count();
+    assert!(lines < 12, "{lines} lines: {}", ended.stderr);
+}
+
+#[tokio::test]
+async fn a_broker_that_makes_no_topics_is_taken_for_that_of_lapse_dev() {
+    let mut settings = nowhere();
+    let broker = Broker::start(&settings.kafka_settings()).expect("the broker starts");
+    settings.kafka.brokers = broker.address().to_owned();
+
+    for command in ["create", "check"] {
+        run(lapse_with(&settings, &["topics", command]))
+            .with_code(8)
+            .saying("that of lapse dev")
+            .saying("new shell");
+    }
 }
 
 #[tokio::test]

@@ -5,8 +5,7 @@ with looked_at as (
     where cancelled_at is not null and cancel_reason in ('timeout', 'sweep') and placed_at >= $1
 )
 select (select count(*) from looked_at) as "checked!",
-    (select count(*) from looked_at where late_s > $2::float8) as "violations!",
-    (select coalesce(jsonb_agg(to_jsonb(first)), '[]') from (
+    (select coalesce(jsonb_agg(to_jsonb(late)), '[]') from (
         select tenant, order_id, due_at, cancelled_at, cancelled_by, cancel_reason, late_s
-        from looked_at where late_s > $2::float8 order by late_s desc limit 20
-    ) first) as "rows!"
+        from looked_at where late_s > $2::float8 order by late_s desc
+    ) late) as "orders!: Json<Vec<Late>>"
