@@ -130,6 +130,10 @@ fn describe() {
         "lapse_sweep_uncovered_orders",
         "Overdue orders in the last round, by owner, whose type no active definition is for."
     );
+    describe_counter!(
+        "lapse_sweep_unreadable_rows_total",
+        "Orders that the sweep could not read, by owner; the log names one."
+    );
     describe_gauge!(
         "lapse_sweep_unusable_orders",
         "Overdue orders in the last round, by owner, that can't become sagas; the log names one."

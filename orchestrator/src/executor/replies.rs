@@ -70,7 +70,12 @@ impl Replies {
     /// Until all of them are in the store: an outage of the database only delays them.
     async fn settle(&self, records: Vec<Record>) {
         let (mut heard, mut dead) = (Vec::new(), Vec::new());
+        let mut texts = HashSet::new();
         for record in records {
+            // A copy changes nothing, and would take a round of its own.
+            if !texts.insert(record.value.clone()) {
+                continue;
+            }
             match read(&record) {
                 Ok(Answer { about, outcome }) => {
                     let outcome = outcome.received();

@@ -55,7 +55,7 @@ pub async fn open(config: &Config) -> anyhow::Result<Participants> {
             table_owner(name, settings).await?
         } else {
             let (address, ahead) = (settings.address(&key)?, settings.look_ahead.into());
-            let owner = HttpOwner::new(&address, ahead).with_context(|| key.clone())?;
+            let owner = HttpOwner::new(name, &address, ahead).with_context(|| key.clone())?;
             Arc::new(owner)
         };
         let is_taken = participants.owners.insert(name.clone(), owner).is_some();

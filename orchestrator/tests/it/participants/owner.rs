@@ -44,7 +44,7 @@ async fn the_shop_tells_overdue_and_paid_orders_over_http_as_in_this_process() {
         participant: Arc::new(ShopParticipant::new(site.pool.clone())),
         owner: Arc::new(orders.clone()),
     };
-    let owner = HttpOwner::new(&at(serve(router(served)).await), Duration::ZERO).unwrap();
+    let owner = HttpOwner::new("orders", &at(serve(router(served)).await), Duration::ZERO).unwrap();
 
     let (mut all, mut after) = (Vec::new(), None);
     loop {
@@ -81,6 +81,7 @@ async fn the_shop_tells_overdue_and_paid_orders_over_http_as_in_this_process() {
 
 async fn owner_that_says(body: &str) -> HttpOwner {
     HttpOwner::new(
+        "orders",
         &at(socket(Act::Say(response("200 OK", "", body))).await),
         Duration::ZERO,
     )
@@ -101,8 +102,8 @@ async fn a_page_that_does_not_go_on_is_refused() {
     let after: Overdue = serde_json::from_str(&early).unwrap();
     for (page, after) in [
         (format!("[{late},{early}]"), None),
-        (format!("[{early},{early}]"), None),
-        (format!("[{early}]"), Some(&after)),
+        (r#"[{"order_type": "normal"}]"#.to_owned(), None),
+        (r#"{"orders": []}"#.to_owned(), Some(&after)),
     ] {
         let owner = owner_that_says(&page).await;
         let refused = owner.overdue_orders(after, Duration::ZERO, 500).await;
@@ -116,6 +117,31 @@ async fn a_page_that_does_not_go_on_is_refused() {
         .overdue_orders(Some(&after), Duration::ZERO, 500)
         .await;
     assert_eq!(page.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn an_order_that_cannot_be_read_is_passed_over_and_order_within_one_time_is_the_owner_s() {
+    let page = r#"[
+        {"order": {"tenant": "t", "order_id": "b", "generation": 2}, "order_type": "n", "due_at": "2026-02-14T18:00:00Z"},
+        {"order": {"tenant": "t", "order_id": "b", "generation": 1}, "order_type": "n", "due_at": "2026-02-14T18:00:00Z"},
+        {"order": {"tenant": "t", "order_id": "x", "generation": 2147483648}, "order_type": "n", "due_at": "2026-02-14T18:00:00Z"},
+        {"order": {"tenant": "t", "order_id": "y", "generation": 1}, "order_type": null, "due_at": "2026-02-14T18:00:00Z"},
+        {"order": {"tenant": "t", "order_id": "z", "generation": 1}, "order_type": "n", "due_at": "2026-02-14T18:00:00"},
+        {"order": {"tenant": "t", "order_id": "A", "generation": 1}, "order_type": "n", "due_at": "2026-02-14T18:00:00Z"}]"#;
+    let owner = owner_that_says(page).await;
+
+    let listed = owner.overdue_orders(None, Duration::ZERO, 500).await;
+
+    let listed: Vec<(String, i32)> = listed
+        .unwrap()
+        .into_iter()
+        .map(|overdue| (overdue.order.order_id, overdue.order.generation))
+        .collect();
+    let expected = [("b", 2), ("b", 1), ("A", 1)];
+    assert_eq!(
+        listed,
+        expected.map(|(id, generation)| (id.to_owned(), generation))
+    );
 }
 
 #[tokio::test]
