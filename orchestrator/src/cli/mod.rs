@@ -24,6 +24,7 @@ mod bench;
 mod conform;
 mod dead_letters;
 mod dev;
+mod local;
 mod look;
 mod migrate;
 mod operate;

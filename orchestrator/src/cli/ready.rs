@@ -1,30 +1,25 @@
 //! `lapse ready`: whether the coordinator of these settings is ready, for the health checks of container platforms.
 
-use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
 
-use super::{Context, Exit, answer};
+use super::{Context, Exit, answer, local};
 
 const WITHIN: Duration = Duration::from_secs(5);
 
 /// Exit code 0 ready, 1 not ready, 8 no answer.
 pub(super) async fn run(context: Context) -> anyhow::Result<()> {
-    let mut at = context.config.http.listen;
-    if at.ip().is_unspecified() {
-        at.set_ip(Ipv4Addr::LOCALHOST.into());
-    }
-    let client = reqwest::Client::builder()
-        .no_proxy()
+    let url = local::url(&context.config, &["readyz"])?;
+    let client = local::client()
         .timeout(WITHIN)
         .build()
         .context("make an HTTP client")?;
-    let answered = client.get(format!("http://{at}/readyz")).send().await;
+    let answered = client.get(url.clone()).send().await;
     let answered = answered.map_err(|_| {
         Exit::Unreachable(format!(
-            "nobody answers at {at}; is lapse run up, and is http.listen right?"
+            "nobody answers at {url}; is lapse run up, and is http.listen right?"
         ))
     })?;
     let ready = answered.status().is_success();

@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
+use futures::future::OptionFuture;
 use lapse_participants::kit::Participant;
 use lapse_participants::order::Orders;
 use tokio::task::JoinHandle;
@@ -59,15 +60,20 @@ pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
         owner: Arc::new(Orders::new(pool)),
     };
     let stop = CancellationToken::new();
-    let commands = args
+    let mut commands = args
         .kafka
         .then(|| take_commands(&context, served.participant.clone(), stop.clone()))
         .transpose()?;
     let http = axum::serve(listener, router(served))
         .with_graceful_shutdown(stop.clone().cancelled_owned());
-    let http = tokio::spawn(http.into_future());
+    let mut http = tokio::spawn(http.into_future());
     info!(%listen, "serving the shop");
-    wait_for_signal().await?;
+    let taking = OptionFuture::from(commands.as_mut());
+    tokio::select! {
+        signal = wait_for_signal() => signal?,
+        ended = &mut http => bail!("serving HTTP ended by itself: {ended:?}"),
+        Some(ended) = taking => bail!("taking commands from Kafka ended by itself: {ended:?}"),
+    }
     stop.cancel();
     if tokio::time::timeout(DRAIN_WITHIN, http).await.is_err() {
         warn!("requests are still being answered; left to themselves");

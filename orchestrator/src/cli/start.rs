@@ -4,7 +4,7 @@ use anyhow::Context as _;
 use lapse_sagas::{Cause, Span};
 use serde_json::{Value, json};
 
-use super::{Context, Exit, answer};
+use super::{Context, Exit, answer, local};
 
 /// Flags of `lapse start`.
 #[derive(clap::Args)]
@@ -52,12 +52,11 @@ pub(super) async fn run(context: Context, args: Args) -> anyhow::Result<()> {
         "order_id": args.order_id, "order_type": args.order_type, "tenant": args.tenant,
         "generation": args.generation, "cause": cause,
     });
-    let url = format!(
-        "http://{}/v1/sagas/{}",
-        context.config.http.listen, args.definition
-    );
-    let mut request = reqwest::Client::new()
-        .post(&url)
+    let url = local::url(&context.config, &["v1", "sagas", &args.definition])?;
+    let mut request = local::client()
+        .build()
+        .context("make an HTTP client")?
+        .post(url.clone())
         .query(&[("wait_ms", args.wait.as_millis())])
         .json(&body);
     if let Some(token) = &args.token {

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! tokens are set, none or an unknown one     401, always the same body      (but /livez and /readyz)
+//! none are set, for another host             421   no foreign web page whose name was made to mean this machine comes in
 //! a read-only one, anything but GET or HEAD  403
 //! a POST that is not JSON                    415   no form of a foreign web page comes in
 //! over a mebibyte, or not here in 10 s       413, 408
@@ -10,11 +11,13 @@
 //! secret whose hash begins as wished and so feel his way. Relies on [`crate::config::Token`]. Never: logs a secret.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Request, State};
+use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -71,8 +74,14 @@ impl Gate {
     }
 
     fn admit(&self, request: &Request) -> Result<Caller, Refusal> {
-        if self.0.is_empty() || OPEN.contains(&request.uri().path()) {
+        if OPEN.contains(&request.uri().path()) {
             return Ok(Caller::Loopback);
+        }
+        if self.0.is_empty() {
+            let is_ours = host(request).is_none_or(is_loopback);
+            return is_ours
+                .then_some(Caller::Loopback)
+                .ok_or(Refusal::Elsewhere);
         }
         let secret = bearer(request.headers()).ok_or(Refusal::Unknown)?;
         let (name, access) = self
@@ -92,6 +101,7 @@ impl Gate {
 enum Refusal {
     Unknown,
     ReadOnly,
+    Elsewhere,
 }
 
 impl Refusal {
@@ -99,6 +109,7 @@ impl Refusal {
         match self {
             Refusal::Unknown => "unknown",
             Refusal::ReadOnly => "read_only",
+            Refusal::Elsewhere => "elsewhere",
         }
     }
 }
@@ -115,6 +126,11 @@ impl IntoResponse for Refusal {
                 StatusCode::FORBIDDEN,
                 "read_only",
                 "this token may only look",
+            ),
+            Refusal::Elsewhere => (
+                StatusCode::MISDIRECTED_REQUEST,
+                "elsewhere",
+                "without tokens only requests to localhost, 127.0.0.1 or [::1] are answered; set tokens for others",
             ),
         };
         let mut response = Problem::new(status, code, words).into_response();
@@ -177,6 +193,22 @@ async fn take_body(request: Request) -> Result<Request, Problem> {
             Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "too_slow", words))
         }
     }
+}
+
+/// Whom the request is for; nobody sends none but by hand.
+fn host(request: &Request) -> Option<&str> {
+    let header = request.headers().get(header::HOST);
+    let header = header.map(|host| host.to_str().unwrap_or_default());
+    request.uri().authority().map(Authority::as_str).or(header)
+}
+
+fn is_loopback(host: &str) -> bool {
+    let Ok(authority) = host.parse::<Authority>() else {
+        return false;
+    };
+    let name = authority.host().trim_matches(['[', ']']);
+    let is_ours = |ip: IpAddr| ip.is_loopback();
+    name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(is_ours)
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {

@@ -220,8 +220,8 @@ fn refusal(status: StatusCode, retry_after: Option<Duration>, words: &str) -> Ca
         423 => CallError::Locked(words),
         409 => CallError::Serialization(words),
         401 | 403 | 404 | 405 => CallError::Configuration(words),
-        301 | 307 | 308 => CallError::Configuration(format!(
-            "{words}: redirects are not followed; set the final URL"
+        300..=399 => CallError::Configuration(format!(
+            "{words}: redirects are not followed; set the final URL, or see who answers in its place"
         )),
         429 => CallError::Busy {
             error: words,

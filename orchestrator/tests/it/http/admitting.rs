@@ -158,10 +158,10 @@ async fn a_body_that_is_too_large_or_no_json_is_refused_by_its_status() {
 async fn a_client_that_does_not_get_to_the_end_is_given_up() {
     let live = Live::in_process().await;
     let service = Running::at_once(&live.config).await;
-    let head = "POST /v1/sagas/x HTTP/1.1\r\nhost: lapse\r\ncontent-type: application/json\r\n";
+    let head = "POST /v1/sagas/x HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
 
     let given_up = futures::future::join_all([
-        answer_to(&live, "GET /livez HTTP/1.1\r\nhost: la".to_owned()),
+        answer_to(&live, "GET /livez HTTP/1.1\r\nhost: lo".to_owned()),
         answer_to(&live, format!("{head}content-length: 100\r\n\r\n{{")),
         answer_to(
             &live,
@@ -194,4 +194,29 @@ async fn answer_to(live: &Live, beginning: String) -> String {
     // A reset is an end too.
     let _ = stream.read_to_end(&mut answer).await;
     String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_tokens_only_what_is_for_this_machine_comes_in() {
+    let live = Live::in_process().await;
+    let service = Running::at_once(&live.config).await;
+    let asked_as = async |host: &str| {
+        let request = reqwest::Client::new().get(url(&live, "/v1/dead-letters"));
+        let answer = request.header("host", host).send().await;
+        answer.expect("an answer").status()
+    };
+
+    for host in ["localhost", "LOCALHOST:8100", "127.0.0.1:1", "[::1]:8100"] {
+        assert_eq!(asked_as(host).await, StatusCode::OK, "{host}");
+    }
+    for host in [
+        "evil.example",
+        "evil.example:8100",
+        "10.0.0.1",
+        "localhost.evil.example",
+    ] {
+        let status = asked_as(host).await;
+        assert_eq!(status, StatusCode::MISDIRECTED_REQUEST, "{host}");
+    }
+    service.stop().await;
 }

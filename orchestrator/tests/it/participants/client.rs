@@ -88,6 +88,8 @@ async fn every_status_says_what_may_have_been_applied() {
         "404 No",
         "405 No",
         "301 Moved",
+        "302 Found",
+        "303 Other",
         "307 Moved",
         "308 Moved",
     ] {
@@ -122,14 +124,7 @@ async fn every_status_says_what_may_have_been_applied() {
             other => panic!("{status}: {other:?}"),
         }
     }
-    for status in [
-        "500 Oops",
-        "501 No",
-        "418 Teapot",
-        "204 Nothing",
-        "302 Found",
-        "303 Other",
-    ] {
+    for status in ["500 Oops", "501 No", "418 Teapot", "204 Nothing"] {
         let error = answered_with(Act::Say(response(status, "", "")))
             .await
             .expect_err(status);
