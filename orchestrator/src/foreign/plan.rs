@@ -45,6 +45,15 @@ pub(super) struct Plan {
     filter: String,
 }
 
+/// A row that can't become an order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Unreadable {
+    pub tenant: String,
+    pub order_id: String,
+    /// The setting whose column holds what can't be.
+    pub column: &'static str,
+}
+
 const WORDS: [Kind; 3] = [Kind::Text, Kind::Integer, Kind::Uuid];
 
 impl Plan {
@@ -129,9 +138,24 @@ impl Plan {
         sql
     }
 
-    /// None where a row has no id.
-    pub fn read(&self, row: Row) -> Option<(OrderKey, String)> {
-        let [id, tenant, generation, order_type] = row.try_into().ok()?;
+    /// Which order a row is about.
+    pub fn read(&self, row: Row) -> Result<(OrderKey, String), Unreadable> {
+        let mut cells = row.into_iter();
+        let [id, tenant, generation, order_type] =
+            std::array::from_fn(|_| cells.next().unwrap_or_default());
+        let tenant = tenant.unwrap_or_else(|| self.tenant.clone());
+        let order_id = id.unwrap_or_default();
+        let generation = match generation.as_deref().map(str::parse) {
+            Some(Ok(generation)) => generation,
+            None => 1,
+            Some(Err(_)) => {
+                return Err(Unreadable {
+                    tenant,
+                    order_id,
+                    column: "generation",
+                });
+            }
+        };
         let order = OrderKey {
             tenant: tenant.unwrap_or_else(|| self.tenant.clone()),
             order_id: id?,
@@ -140,7 +164,7 @@ impl Plan {
                 None => 1,
             },
         };
-        Some((order, order_type.unwrap_or_else(|| self.order_type.clone())))
+        Ok((order, order_type.unwrap_or_else(|| self.order_type.clone())))
     }
 
     /// Rows of one time after this order.
@@ -161,8 +185,9 @@ impl Plan {
             }
         }
     }
+        sql.push(&format!(" and {} is not null", self.id.name));
 
-    /// Adds what is required of every row.
+    /// Adds what is required of every row. One without an id is nothing that could be told to anybody.
     pub fn restrict(&self, sql: &mut Sql) {
         if let Some(column) = &self.tenant_column {
             sql.push(&format!(" and {} is not null", column.name));

@@ -122,6 +122,33 @@ async fn rows_that_the_filter_excludes_or_that_have_no_time_are_left_alone() {
 }
 
 #[tokio::test]
+async fn rows_that_can_not_be_read_hide_none_behind_them() {
+    let shop = PostgresShop::open().await;
+    let first = Utc::now() - TimeDelta::hours(1);
+    let dues: Vec<_> = (0..1_207)
+        .map(|n| first + TimeDelta::seconds(n / 100))
+        .collect();
+    shop.place(&dues).await;
+    shop.pool
+        .execute(
+            "alter table trade.orders add generation bigint not null default 1;
+             update trade.orders set generation = 3000000000 where id < 9999999999980001 + 1200",
+        )
+        .await
+        .unwrap();
+    let mut settings = shop.settings();
+    settings.columns.generation = "generation".to_owned();
+    let owner = open(&settings);
+
+    let seen = pages(&owner, async || ()).await;
+
+    let last_seven: Vec<String> = (1_200..1_207)
+        .map(|n| (9_999_999_999_980_001_u64 + n).to_string())
+        .collect();
+    assert_eq!(seen.into_iter().map(id).collect::<Vec<_>>(), last_seven);
+}
+
+#[tokio::test]
 async fn settings_that_do_not_fit_the_table_are_told_in_words() {
     let shop = PostgresShop::open().await;
     let wrong = async |change: fn(&mut OrderOwner)| {
