@@ -4,11 +4,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
 
 use anyhow::Context;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
+
+use super::unquoted::unquoted;
 
 /// Settings by other names that other tools use too.
 const SHARED: [(&str, &str); 3] = [
@@ -145,9 +148,9 @@ pub(super) fn value(key: &str, text: &str) -> anyhow::Result<::config::Value> {
         return Ok(text.into());
     }
     let list = if text.trim_start().starts_with('[') {
-        toml_array(text).with_context(|| {
-            format!("{key} is {text}; write it with commas, or as an array of TOML")
-        })?
+        toml_array(text)
+            .map_err(unquoted)
+            .with_context(|| format!("{key}: write it with commas, or as an array of TOML"))?
     } else {
         text.split(',')
             .map(|item| item.trim().to_owned())
@@ -185,6 +188,15 @@ pub(super) fn properties<'de, D: Deserializer<'de>>(
     for (name, value) in plain.into_iter().chain(tables) {
         flatten(name, value, &mut found).map_err(D::Error::custom)?;
     }
+/// An address and a port, in words if it is neither.
+pub(super) fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(|_| {
+        D::Error::custom(
+            "write ADDRESS:PORT, such as 127.0.0.1:8380 or [::1]:8380; names are not looked up",
+        )
+    })
+}
+
     Ok(found)
 }
 

@@ -413,3 +413,64 @@ fn an_order_table_that_can_not_be_read_is_refused_by_the_key_and_without_its_url
         assert!(!said.contains("secret"), "{said}");
     }
 }
+
+#[test]
+fn nothing_that_is_in_a_settings_file_is_shown_when_it_can_not_be_read() {
+    for (text, words) in [
+        (
+            "[postgres]\nurl = postgres://a:hushed@h/x\n",
+            "at line 2, column 7: ",
+        ),
+        (
+            "[postgres]\nurl = \"postgres://a:hushed@h/x\n",
+            "at line 2, column ",
+        ),
+        (
+            "[postgres]\nurl = \"postgres://a:hu\"hushed@h/x\"\n",
+            "at line 2, column ",
+        ),
+        ("[postgres]\nurl = '''\nhushed\n", "at line "),
+        ("[http.tokens]\na = \"x\\hushed\"\n", "at line 2, column "),
+        ("[http]\na = 1\nhushed hushed\n", "at line 3, column "),
+        ("postgres = \"postgres://a:hushed@h/x\"\n", "`postgres`"),
+        (
+            "[participants]\norders = \"hushed\"\n",
+            "`participants.orders`",
+        ),
+        (
+            "[participants.a]\ntransport = \"hushed\"\n",
+            "not one of the words that it can be for key `participants.a.transport`",
+        ),
+        (
+            "[participants.a]\nin_flight = \"hushed\"\n",
+            "participants.a.in_flight",
+        ),
+        (
+            "[participants.a]\ntoken = [\"hushed\"]\n",
+            "participants.a.token",
+        ),
+        ("[postgres]\nwriters = \"hushed\"\n", "postgres.writers"),
+        ("[sweep]\nevery = \"hushed\"\n", "such as 250ms"),
+        (
+            "[http]\nlisten = \"hushed:8999\"\n",
+            "such as 127.0.0.1:8380",
+        ),
+        ("[http.tokens]\nops = \"hushed\"\n", "lapse token new"),
+        ("[kafka]\nbuckets = [\"hushed\"]\n", "kafka.buckets"),
+        (
+            "[kafka.properties]\na = [\"hushed\"]\n",
+            "must be one value",
+        ),
+        (
+            "[order_owners.a]\ndue_unit = \"hushed\"\n",
+            "order_owners.a.due_unit",
+        ),
+        ("[log]\nformat = \"hushed\"\n", "log.format"),
+    ] {
+        let refused = refused_file(text);
+        assert!(!refused.contains("hushed"), "{refused}");
+        assert!(refused.contains(words), "{words}: {refused}");
+    }
+    let refused = with(&[("kafka.buckets", "['hushed")]).expect_err("no array");
+    assert!(!format!("{refused:#}").contains("hushed"), "{refused:#}");
+}
