@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
-use super::layers::{environment, value};
+use super::layers::{environment, is_list, value};
 use super::*;
 
 /// The settings that these flags give.
@@ -473,4 +473,44 @@ fn nothing_that_is_in_a_settings_file_is_shown_when_it_can_not_be_read() {
     }
     let refused = with(&[("kafka.buckets", "['hushed")]).expect_err("no array");
     assert!(!format!("{refused:#}").contains("hushed"), "{refused:#}");
+}
+
+#[test]
+fn every_setting_that_is_a_list_can_be_given_as_one_text() {
+    let mut config = Config::default();
+    let x = || "x".to_owned();
+    config.participants.insert(x(), Participant::default());
+    config.order_owners.insert(x(), OrderOwner::default());
+    config.alerts.webhooks.insert(x(), Webhook::default());
+    let config = serde_json::to_value(config).expect("settings are values");
+    let mut lists = Vec::new();
+    let mut open = vec![(String::new(), config)];
+    while let Some((key, value)) = open.pop() {
+        match value {
+            serde_json::Value::Array(_) => lists.push(key),
+            serde_json::Value::Object(fields) => {
+                let below = |(name, value)| (format!("{key}.{name}"), value);
+                open.extend(fields.into_iter().map(below));
+            }
+            _ => assert!(!is_list(key.trim_start_matches('.')), "{key}"),
+        }
+    }
+    assert!(lists.len() >= 5, "{lists:?}");
+    for key in lists {
+        assert!(is_list(key.trim_start_matches('.')), "{key}");
+    }
+
+    let owner = with(&[
+        ("order_owners.shop.database_url", "mysql://db/shop"),
+        ("order_owners.shop.table", "t_order"),
+        ("order_owners.shop.order_type", "normal"),
+        ("order_owners.shop.columns.order_id", "id"),
+        ("order_owners.shop.columns.status", "status"),
+        ("order_owners.shop.columns.due_at", "due_at"),
+        ("order_owners.shop.pending", "WAIT_PAY, 10"),
+        ("order_owners.shop.paid", "[\"PAID\"]"),
+    ]);
+    let owner = &owner.expect("all of it is text").order_owners["shop"];
+    assert_eq!(owner.pending, ["WAIT_PAY", "10"]);
+    assert_eq!(owner.paid, ["PAID"]);
 }
