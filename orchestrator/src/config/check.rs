@@ -32,9 +32,11 @@ impl Config {
         let sweeps = Span::from_secs(1)..=Span::from_secs(300);
         within("sweep.every", self.sweep.every, sweeps)?;
         for (name, participant) in &self.participants {
+            check_name("participants", name)?;
             participant.check(&format!("participants.{name}"))?;
         }
         for (name, owner) in &self.order_owners {
+            check_name("order_owners", name)?;
             owner.check(&format!("order_owners.{name}"), self.sweep.every)?;
         }
         within("shop.connections", self.shop.connections, 1..=200)
@@ -111,6 +113,33 @@ pub(super) fn within<T: PartialOrd + Display>(
         allowed.end()
     );
     Ok(())
+}
+
+/// What a participant or an order owner may be called: definitions name them so, and a topic after it.
+fn check_name(section: &str, name: &str) -> anyhow::Result<()> {
+    let legal =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte);
+    ensure!(
+        name.len() <= 64
+            && name.starts_with(|first: char| first.is_ascii_lowercase())
+            && name.bytes().all(legal),
+        "{section}: {name:?} is no name; allowed are 1 to 64 lower-case letters, digits, underscores and hyphens, beginning with a letter"
+    );
+    Ok(())
+}
+
+/// Refuses the first of these settings that is set.
+pub(super) fn none_set(
+    key: &str,
+    settings: &[(&str, bool)],
+    goes_without: &str,
+) -> anyhow::Result<()> {
+    match settings.iter().find(|(_, is_set)| *is_set) {
+        Some((name, _)) => {
+            anyhow::bail!("{key}.{name} is set, and {goes_without}; take one of them away")
+        }
+        None => Ok(()),
+    }
 }
 
 fn check_url(key: &str, url: &str) -> anyhow::Result<()> {

@@ -514,3 +514,62 @@ fn every_setting_that_is_a_list_can_be_given_as_one_text() {
     assert_eq!(owner.pending, ["WAIT_PAY", "10"]);
     assert_eq!(owner.paid, ["PAID"]);
 }
+
+#[test]
+fn a_name_that_no_definition_can_use_is_refused() {
+    let too_long = "x".repeat(65);
+    for name in ["orders/eu", "Orders", "1st", "a b", "", "ümlaut", &too_long] {
+        for (section, rest) in [
+            ("participants", "transport = \"kafka\""),
+            ("order_owners", "url = \"http://127.0.0.1/\""),
+        ] {
+            let text = format!("[{section}.\"{name}\"]\n{rest}\n");
+            let refused = format!("{:#}", of_toml(&text).expect_err(&text));
+            assert!(refused.contains("is no name"), "{refused}");
+            assert!(refused.starts_with(section), "{refused}");
+        }
+    }
+    of_toml("[participants.orders-eu_2]\ntransport = \"kafka\"\n").expect("a name");
+}
+
+#[test]
+fn settings_of_another_transport_are_refused_by_name() {
+    for (setting, name) in [
+        ("token = \"hushed\"", "token"),
+        ("token_file = \"f\"", "token_file"),
+        ("single = true", "single"),
+        ("in_flight = 9", "in_flight"),
+        ("ca_file = \"f\"", "ca_file"),
+        ("insecure = true", "insecure"),
+    ] {
+        let text = format!("[participants.a]\ntransport = \"kafka\"\n{setting}\n");
+        let refused = format!("{:#}", of_toml(&text).expect_err(setting));
+        let words = format!("participants.a.{name} is set, and participants.a.transport is kafka");
+        assert!(refused.contains(&words), "{refused}");
+        assert!(!refused.contains("hushed"), "{refused}");
+        if !matches!(name, "single" | "in_flight") {
+            let with_it = format!("[order_owners.orders]\n{setting}\n");
+            let text = TABLE.replace("[order_owners.orders]\n", &with_it);
+            let refused = format!("{:#}", of_toml(&text).expect_err(setting));
+            let words = format!("order_owners.orders.{name} is set, and ");
+            assert!(refused.contains(&words), "{refused}");
+        }
+    }
+    for (setting, name) in [
+        ("table = \"t\"", "table"),
+        ("columns.tenant = \"t\"", "columns.tenant"),
+        ("pending = [\"10\"]", "pending"),
+        ("paid = [\"20\"]", "paid"),
+        ("order_type = \"t\"", "order_type"),
+        ("tenant = \"t\"", "tenant"),
+        ("pay_within = \"30m\"", "pay_within"),
+        ("time_zone = \"UTC\"", "time_zone"),
+        ("due_unit = \"s\"", "due_unit"),
+        ("filter = \"1 = 1\"", "filter"),
+    ] {
+        let text = format!("[order_owners.a]\nurl = \"http://127.0.0.1/\"\n{setting}\n");
+        let refused = format!("{:#}", of_toml(&text).expect_err(setting));
+        let words = format!("order_owners.a.{name} is set, and ");
+        assert!(refused.contains(&words), "{refused}");
+    }
+}
