@@ -157,12 +157,9 @@ impl Plan {
             }
         };
         let order = OrderKey {
-            tenant: tenant.unwrap_or_else(|| self.tenant.clone()),
-            order_id: id?,
-            generation: match generation {
-                Some(generation) => generation.parse().ok()?,
-                None => 1,
-            },
+            tenant,
+            order_id,
+            generation,
         };
         Ok((order, order_type.unwrap_or_else(|| self.order_type.clone())))
     }
@@ -185,10 +182,10 @@ impl Plan {
             }
         }
     }
-        sql.push(&format!(" and {} is not null", self.id.name));
 
     /// Adds what is required of every row. One without an id is nothing that could be told to anybody.
     pub fn restrict(&self, sql: &mut Sql) {
+        sql.push(&format!(" and {} is not null", self.id.name));
         if let Some(column) = &self.tenant_column {
             sql.push(&format!(" and {} is not null", column.name));
         }
@@ -197,11 +194,15 @@ impl Plan {
         }
     }
 
-    /// Whether the table can have an order of this id at all.
+    /// Whether the table can have an order of this id at all: in the column's range, and written as it would be read from it.
     pub fn is_id(&self, order_id: &str) -> bool {
         match self.id.kind {
-            Kind::Integer => order_id.parse::<i64>().is_ok() || order_id.parse::<u64>().is_ok(),
-            Kind::Uuid => order_id.parse::<uuid::Uuid>().is_ok(),
+            Kind::Integer => order_id.parse().is_ok_and(|number: i128| {
+                number.to_string() == order_id && self.id.integers().contains(&number)
+            }),
+            Kind::Uuid => order_id
+                .parse::<uuid::Uuid>()
+                .is_ok_and(|id| id.to_string() == order_id),
             _ => !order_id.contains('\0'),
         }
     }
