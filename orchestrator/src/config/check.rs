@@ -31,6 +31,9 @@ impl Config {
         within("executor.poll", executor.poll, polls)?;
         let sweeps = Span::from_secs(1)..=Span::from_secs(300);
         within("sweep.every", self.sweep.every, sweeps)?;
+        if !self.outbox.url.is_empty() {
+            check_any_database("outbox.url", &self.outbox.url)?;
+        }
         for (name, participant) in &self.participants {
             check_name("participants", name)?;
             participant.check(&format!("participants.{name}"))?;
@@ -142,13 +145,34 @@ pub(super) fn none_set(
     }
 }
 
+/// What a password may need that is in a URL.
+const PERCENT_ENCODE: &str =
+    "in user and password percent-encode #, /, @, ? and % (%23, %2F, %40, %3F, %25)";
+
 fn check_url(key: &str, url: &str) -> anyhow::Result<()> {
-    let form = || format!("{key} is not postgres://user:password@host:port/database");
-    ensure!(
-        url.starts_with("postgres://") || url.starts_with("postgresql://"),
-        "{}",
-        form()
-    );
+    let form =
+        || format!("{key} is not postgres://user:password@host:port/database; {PERCENT_ENCODE}");
+    ensure!(is_postgres(url), "{}", form());
     crate::tls::postgres(url).with_context(form)?;
     Ok(())
+}
+
+/// A database of somebody else's.
+pub(super) fn check_any_database(key: &str, url: &str) -> anyhow::Result<()> {
+    if is_postgres(url) {
+        return check_url(key, url);
+    }
+    let form = || {
+        format!(
+            "{key} is not postgres://user:password@host:port/database or mysql://…; {PERCENT_ENCODE}"
+        )
+    };
+    let is_mysql = url.starts_with("mysql://") || url.starts_with("mariadb://");
+    ensure!(is_mysql, "{}", form());
+    crate::tls::mysql(url).with_context(form)?;
+    Ok(())
+}
+
+fn is_postgres(url: &str) -> bool {
+    url.starts_with("postgres://") || url.starts_with("postgresql://")
 }

@@ -9,7 +9,7 @@ use lapse_sagas::Span;
 use serde::{Deserialize, Serialize};
 
 use super::Secret;
-use super::check::none_set;
+use super::check::{check_any_database, none_set};
 use super::remote::Remote;
 use crate::participants::http::Address;
 
@@ -153,14 +153,7 @@ impl OrderOwner {
     }
 
     fn check_table(&self, key: impl Fn(&str) -> String) -> anyhow::Result<()> {
-        let is_known = ["postgres://", "postgresql://", "mysql://", "mariadb://"]
-            .iter()
-            .any(|scheme| self.database_url.starts_with(scheme));
-        ensure!(
-            is_known,
-            "{} is not postgres://user:password@host:port/database or mysql://…",
-            key("database_url")
-        );
+        check_any_database(&key("database_url"), &self.database_url)?;
         let columns = &self.columns;
         let needed = [
             ("table", &self.table),

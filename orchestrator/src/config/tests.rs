@@ -415,6 +415,57 @@ fn an_order_table_that_can_not_be_read_is_refused_by_the_key_and_without_its_url
 }
 
 #[test]
+fn every_setting_that_is_a_list_can_be_given_as_one_text() {
+    let mut config = Config::default();
+    let x = || "x".to_owned();
+    config.participants.insert(x(), Participant::default());
+    config.order_owners.insert(x(), OrderOwner::default());
+    config.alerts.webhooks.insert(x(), Webhook::default());
+    let config = serde_json::to_value(config).expect("settings are values");
+    let mut lists = Vec::new();
+    let mut open = vec![(String::new(), config)];
+    while let Some((key, value)) = open.pop() {
+        match value {
+            serde_json::Value::Array(_) => lists.push(key),
+            serde_json::Value::Object(fields) => {
+                let below = |(name, value)| (format!("{key}.{name}"), value);
+                open.extend(fields.into_iter().map(below));
+            }
+            _ => assert!(!is_list(key.trim_start_matches('.')), "{key}"),
+        }
+    }
+    assert!(lists.len() >= 5, "{lists:?}");
+    for key in lists {
+        assert!(is_list(key.trim_start_matches('.')), "{key}");
+    }
+
+    let owner = with(&[
+        ("order_owners.shop.database_url", "mysql://db/shop"),
+        ("order_owners.shop.table", "t_order"),
+        ("order_owners.shop.order_type", "normal"),
+        ("order_owners.shop.columns.order_id", "id"),
+        ("order_owners.shop.columns.status", "status"),
+        ("order_owners.shop.columns.due_at", "due_at"),
+        ("order_owners.shop.pending", "WAIT_PAY, 10"),
+        ("order_owners.shop.paid", "[\"PAID\"]"),
+    ]);
+    let owner = &owner.expect("all of it is text").order_owners["shop"];
+    assert_eq!(owner.pending, ["WAIT_PAY", "10"]);
+    assert_eq!(owner.paid, ["PAID"]);
+}
+
+/// What reading a file with this text says.
+fn refused_file(text: &str) -> String {
+    let directory = std::env::temp_dir().join(format!("lapse-config-{}", uuid::Uuid::now_v7()));
+    std::fs::create_dir(&directory).expect("a directory can be made");
+    let file = directory.join("lapse.toml");
+    std::fs::write(&file, text).expect("a file can be written");
+    let refused = load(Some(&file), &[]);
+    std::fs::remove_dir_all(&directory).expect("it can be taken away");
+    format!("{:#}", refused.expect_err(text))
+}
+
+#[test]
 fn nothing_that_is_in_a_settings_file_is_shown_when_it_can_not_be_read() {
     for (text, words) in [
         (
@@ -476,46 +527,6 @@ fn nothing_that_is_in_a_settings_file_is_shown_when_it_can_not_be_read() {
 }
 
 #[test]
-fn every_setting_that_is_a_list_can_be_given_as_one_text() {
-    let mut config = Config::default();
-    let x = || "x".to_owned();
-    config.participants.insert(x(), Participant::default());
-    config.order_owners.insert(x(), OrderOwner::default());
-    config.alerts.webhooks.insert(x(), Webhook::default());
-    let config = serde_json::to_value(config).expect("settings are values");
-    let mut lists = Vec::new();
-    let mut open = vec![(String::new(), config)];
-    while let Some((key, value)) = open.pop() {
-        match value {
-            serde_json::Value::Array(_) => lists.push(key),
-            serde_json::Value::Object(fields) => {
-                let below = |(name, value)| (format!("{key}.{name}"), value);
-                open.extend(fields.into_iter().map(below));
-            }
-            _ => assert!(!is_list(key.trim_start_matches('.')), "{key}"),
-        }
-    }
-    assert!(lists.len() >= 5, "{lists:?}");
-    for key in lists {
-        assert!(is_list(key.trim_start_matches('.')), "{key}");
-    }
-
-    let owner = with(&[
-        ("order_owners.shop.database_url", "mysql://db/shop"),
-        ("order_owners.shop.table", "t_order"),
-        ("order_owners.shop.order_type", "normal"),
-        ("order_owners.shop.columns.order_id", "id"),
-        ("order_owners.shop.columns.status", "status"),
-        ("order_owners.shop.columns.due_at", "due_at"),
-        ("order_owners.shop.pending", "WAIT_PAY, 10"),
-        ("order_owners.shop.paid", "[\"PAID\"]"),
-    ]);
-    let owner = &owner.expect("all of it is text").order_owners["shop"];
-    assert_eq!(owner.pending, ["WAIT_PAY", "10"]);
-    assert_eq!(owner.paid, ["PAID"]);
-}
-
-#[test]
 fn a_name_that_no_definition_can_use_is_refused() {
     let too_long = "x".repeat(65);
     for name in ["orders/eu", "Orders", "1st", "a b", "", "ümlaut", &too_long] {
@@ -572,4 +583,35 @@ fn settings_of_another_transport_are_refused_by_name() {
         let words = format!("order_owners.a.{name} is set, and ");
         assert!(refused.contains(&words), "{refused}");
     }
+}
+
+#[test]
+fn a_database_url_that_can_not_be_read_says_how_one_is_written() {
+    for url in [
+        "mysqlx://u:hushed@h/d",
+        "h/d",
+        "mysql://u:hu#shed@h/d",
+        "postgres://u:hu/shed@h/d",
+    ] {
+        let refused = format!("{:#}", with(&[("outbox.url", url)]).expect_err(url));
+        assert!(
+            refused.contains("outbox.url is not postgres://"),
+            "{refused}"
+        );
+        assert!(refused.contains("percent-encode #, /, @"), "{refused}");
+        assert!(!refused.contains("shed"), "{refused}");
+    }
+    for url in [
+        "postgres://u:hu%23@h/d",
+        "mysql://h/d",
+        "mariadb://u@h:3307/d",
+    ] {
+        with(&[("outbox.url", url)]).expect(url);
+    }
+    let refused = with(&[("postgres.url", "postgres://u:hu#shed@h/d")]).expect_err("a #");
+    let refused = format!("{refused:#}");
+    assert!(
+        refused.contains("percent-encode") && !refused.contains("shed"),
+        "{refused}"
+    );
 }
