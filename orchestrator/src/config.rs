@@ -24,6 +24,7 @@ mod secret;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod unquoted;
 
 pub use alerts::{Alerts, Webhook};
 pub use exposed::Exposed;
@@ -31,6 +32,7 @@ pub use order_owners::{Columns, DueUnit, OrderOwner};
 pub use participants::{Participant, Transport};
 pub use secret::Secret;
 pub use tokens::{Access, Token};
+use unquoted::unquoted;
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -107,6 +109,7 @@ pub struct Kafka {
 #[serde(deny_unknown_fields, default)]
 pub struct Http {
     /// Loopback only, unless there are tokens: any other address is refused.
+    #[serde(deserialize_with = "layers::address")]
     pub listen: std::net::SocketAddr,
     /// Who may use it, by names that histories show; without any everybody who reaches it.
     pub tokens: BTreeMap<String, Token>,
@@ -280,17 +283,21 @@ pub fn load(file: Option<&Path>, flags: &[(String, String)]) -> anyhow::Result<C
     for (key, text) in layers::environment(std::env::vars_os())? {
         builder = builder
             .set_override(&key, layers::value(&key, &text)?)
+            .map_err(unquoted)
             .with_context(|| format!("set {key} from the environment"))?;
     }
     for (key, text) in flags {
         builder = builder
             .set_override(key, layers::value(key, text)?)
+            .map_err(unquoted)
             .with_context(|| format!("set {key} from a flag"))?;
     }
     let mut config: Config = builder
         .build()
+        .map_err(unquoted)
         .context("read the settings")?
         .try_deserialize()
+        .map_err(unquoted)
         .context("read the settings (file, LAPSE__SECTION__KEY variables, flags)")?;
     config.kafka.read_password()?;
     config.check()?;

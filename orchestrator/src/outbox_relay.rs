@@ -141,10 +141,21 @@ impl OutboxRelay {
 
 async fn send(producer: &Plain, troubled: &Mutex<Troubled>, messages: Vec<Message>) -> Vec<bool> {
     let is_next = locked(troubled).next_of_each(&messages);
-    let to_send: Vec<plain::Message> = messages
+    let mut behind = HashSet::new();
+    let goes: Vec<bool> = messages
         .iter()
         .zip(&is_next)
-        .filter(|(_, is_next)| **is_next)
+        .map(|(message, is_next)| {
+            if *is_next && message.fault.is_some() {
+                behind.insert(lane(message));
+            }
+            *is_next && !behind.contains(&lane(message))
+        })
+        .collect();
+    let to_send: Vec<plain::Message> = messages
+        .iter()
+        .zip(&goes)
+        .filter(|(_, goes)| **goes)
         .map(|(message, _)| plain::Message {
             topic: message.topic.clone(),
             key: message.key.clone(),
@@ -154,8 +165,13 @@ async fn send(producer: &Plain, troubled: &Mutex<Troubled>, messages: Vec<Messag
         .collect();
     let mut fates = producer.send(&to_send).await.into_iter();
     let mut troubled = locked(troubled);
-    let delivered = messages.iter().zip(is_next).map(|(message, is_next)| {
-        let fate = if is_next { fates.next() } else { None };
+    let delivered = messages.iter().zip(goes).zip(is_next);
+    let delivered = delivered.map(|((message, goes), is_next)| {
+        let fate = match &message.fault {
+            Some(fault) if is_next => Some(Fate::Refused(fault.clone())),
+            _ if goes => fates.next(),
+            _ => None,
+        };
         fate.is_some_and(|fate| troubled.learn(message, fate, Instant::now()))
     });
     delivered.collect()

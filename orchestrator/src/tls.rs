@@ -1,10 +1,11 @@
-//! Encrypted connections: who does the cryptography, and when Postgres must show a certificate.
+//! Encrypted connections: who does the cryptography, and when a database must show a certificate.
 //!
-//! For: everything that connects. Relies on rustls with ring, the roots of the system, and `sslrootcert` in a URL. Never:
-//! connects without TLS to another machine unless the URL says so.
+//! For: everything that connects. Relies on rustls with ring, the roots of the system, and `sslrootcert` (MySQL: `ssl-ca`)
+//! in a URL. Never: connects without TLS to another machine unless the URL says so.
 
 use std::net::IpAddr;
 
+use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
 /// Makes ring the provider of cryptography of this process. Once is enough; again is harmless.
@@ -25,6 +26,20 @@ pub fn postgres(url: &str) -> Result<PgConnectOptions, sqlx::Error> {
         return Ok(options.ssl_mode(PgSslMode::VerifyFull));
     }
     Ok(options)
+}
+
+/// Reads a MySQL URL, by the same rule: to another machine `ssl-mode=VERIFY_IDENTITY` is the default, here sqlx's
+/// (`PREFERRED`). Every MySQL URL of the settings comes through here.
+///
+/// # Errors
+/// As sqlx says; the URL is not in it.
+pub fn mysql(url: &str) -> Result<MySqlConnectOptions, sqlx::Error> {
+    let options: MySqlConnectOptions = url.parse()?;
+    let is_here = options.get_socket().is_some() || is_loopback(options.get_host());
+    if names_a_mode(url) || is_here {
+        return Ok(options);
+    }
+    Ok(options.ssl_mode(MySqlSslMode::VerifyIdentity))
 }
 
 /// What a person can do about a connection that TLS refused; empty for any other error.
@@ -96,6 +111,29 @@ mod tests {
         }
         assert_eq!(mode("postgres://db/lapse?sslmode=disable"), "Disable");
         assert_eq!(mode("postgres://db/lapse?ssl-mode=require"), "Require");
+    }
+
+    #[test]
+    fn another_mysql_must_show_its_certificate_unless_the_url_says_otherwise() {
+        let mode = |url: &str| format!("{:?}", mysql(url).expect("a URL").get_ssl_mode());
+        for url in [
+            "mysql://lapse@db/shop",
+            "mariadb://lapse:ssl-mode@10.0.0.7:3307/shop?ssl-ca=ca.pem",
+            "mysql://lapse@[fd00::1]/shop",
+        ] {
+            assert_eq!(mode(url), "VerifyIdentity", "{url}");
+        }
+        for url in [
+            "mysql://lapse@127.0.0.1/shop",
+            "mysql://lapse@[::1]/shop",
+            "mysql://lapse@localhost/shop",
+            "mysql://lapse@db/shop?socket=/run/mysqld.sock",
+            "mysql://lapse@db/shop?ssl-mode=PREFERRED",
+        ] {
+            assert_eq!(mode(url), "Preferred", "{url}");
+        }
+        assert_eq!(mode("mysql://db/shop?sslmode=disabled"), "Disabled");
+        assert_eq!(mode("mysql://db/shop?ssl-mode=REQUIRED"), "Required");
     }
 
     #[test]

@@ -31,10 +31,15 @@ impl Config {
         within("executor.poll", executor.poll, polls)?;
         let sweeps = Span::from_secs(1)..=Span::from_secs(300);
         within("sweep.every", self.sweep.every, sweeps)?;
+        if !self.outbox.url.is_empty() {
+            check_any_database("outbox.url", &self.outbox.url)?;
+        }
         for (name, participant) in &self.participants {
+            check_name("participants", name)?;
             participant.check(&format!("participants.{name}"))?;
         }
         for (name, owner) in &self.order_owners {
+            check_name("order_owners", name)?;
             owner.check(name, self.sweep.every)?;
         }
         within("shop.connections", self.shop.connections, 1..=200)
@@ -113,13 +118,61 @@ pub(super) fn within<T: PartialOrd + Display>(
     Ok(())
 }
 
-fn check_url(key: &str, url: &str) -> anyhow::Result<()> {
-    let form = || format!("{key} is not postgres://user:password@host:port/database");
+/// What a participant or an order owner may be called: definitions name them so, and a topic after it.
+fn check_name(section: &str, name: &str) -> anyhow::Result<()> {
+    let legal =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte);
     ensure!(
-        url.starts_with("postgres://") || url.starts_with("postgresql://"),
-        "{}",
-        form()
+        name.len() <= 64
+            && name.starts_with(|first: char| first.is_ascii_lowercase())
+            && name.bytes().all(legal),
+        "{section}: {name:?} is no name; allowed are 1 to 64 lower-case letters, digits, underscores and hyphens, beginning with a letter"
     );
+    Ok(())
+}
+
+/// Refuses the first of these settings that is set.
+pub(super) fn none_set(
+    key: &str,
+    settings: &[(&str, bool)],
+    goes_without: &str,
+) -> anyhow::Result<()> {
+    match settings.iter().find(|(_, is_set)| *is_set) {
+        Some((name, _)) => {
+            anyhow::bail!("{key}.{name} is set, and {goes_without}; take one of them away")
+        }
+        None => Ok(()),
+    }
+}
+
+/// What a password may need that is in a URL.
+const PERCENT_ENCODE: &str =
+    "in user and password percent-encode #, /, @, ? and % (%23, %2F, %40, %3F, %25)";
+
+fn check_url(key: &str, url: &str) -> anyhow::Result<()> {
+    let form =
+        || format!("{key} is not postgres://user:password@host:port/database; {PERCENT_ENCODE}");
+    ensure!(is_postgres(url), "{}", form());
     crate::tls::postgres(url).with_context(form)?;
     Ok(())
+}
+
+/// A database of somebody else's.
+pub(super) fn check_any_database(key: &str, url: &str) -> anyhow::Result<()> {
+    if is_postgres(url) {
+        return check_url(key, url);
+    }
+    let form = || {
+        format!(
+            "{key} is not postgres://user:password@host:port/database or mysql://…; {PERCENT_ENCODE}"
+        )
+    };
+    let is_mysql = url.starts_with("mysql://") || url.starts_with("mariadb://");
+    ensure!(is_mysql, "{}", form());
+    crate::tls::mysql(url).with_context(form)?;
+    Ok(())
+}
+
+fn is_postgres(url: &str) -> bool {
+    url.starts_with("postgres://") || url.starts_with("postgresql://")
 }

@@ -4,11 +4,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
 
 use anyhow::Context;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
+
+use super::unquoted::unquoted;
 
 /// Settings by other names that other tools use too.
 const SHARED: [(&str, &str); 3] = [
@@ -52,6 +55,13 @@ const NOT_SETTINGS: [&str; 6] = [
 
 /// Settings that are lists.
 const LISTS: [&str; 2] = ["kafka.buckets", "definitions.paths"];
+
+/// Lists of named things: what is before the name, and after it.
+const NAMED_LISTS: [(&str, &str); 3] = [
+    ("alerts.webhooks.", ".kinds"),
+    ("order_owners.", ".pending"),
+    ("order_owners.", ".paid"),
+];
 
 const PROPERTIES: &str = "KAFKA__PROPERTIES__";
 
@@ -141,13 +151,13 @@ fn is_service_link(name: &str, value: &OsStr) -> bool {
 
 /// The value of a setting that was given as text. Lists are separated by commas or written as in TOML.
 pub(super) fn value(key: &str, text: &str) -> anyhow::Result<::config::Value> {
-    if !LISTS.contains(&key) && !is_kinds(key) {
+    if !is_list(key) {
         return Ok(text.into());
     }
     let list = if text.trim_start().starts_with('[') {
-        toml_array(text).with_context(|| {
-            format!("{key} is {text}; write it with commas, or as an array of TOML")
-        })?
+        toml_array(text)
+            .map_err(unquoted)
+            .with_context(|| format!("{key}: write it with commas, or as an array of TOML"))?
     } else {
         text.split(',')
             .map(|item| item.trim().to_owned())
@@ -157,9 +167,14 @@ pub(super) fn value(key: &str, text: &str) -> anyhow::Result<::config::Value> {
     Ok(list.into())
 }
 
-/// `alerts.webhooks.NAME.kinds`.
-fn is_kinds(key: &str) -> bool {
-    key.starts_with("alerts.webhooks.") && key.ends_with(".kinds")
+/// A list of the settings, or of one of the named things, such as `order_owners.NAME.pending`.
+pub(super) fn is_list(key: &str) -> bool {
+    let is_of_named = |(section, end): &(&str, &str)| {
+        key.strip_prefix(section)
+            .and_then(|rest| rest.strip_suffix(end))
+            .is_some_and(|name| !name.is_empty())
+    };
+    LISTS.contains(&key) || NAMED_LISTS.iter().any(is_of_named)
 }
 
 fn toml_array(text: &str) -> Result<Vec<String>, ::config::ConfigError> {
@@ -171,6 +186,15 @@ fn toml_array(text: &str) -> Result<Vec<String>, ::config::ConfigError> {
         ))
         .build()?
         .get("list")
+}
+
+/// An address and a port, in words if it is neither.
+pub(super) fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(|_| {
+        D::Error::custom(
+            "write ADDRESS:PORT, such as 127.0.0.1:8380 or [::1]:8380; names are not looked up",
+        )
+    })
 }
 
 /// Names with dots arrive as tables in tables unless they were quoted. A quoted one can only come from the file, so the

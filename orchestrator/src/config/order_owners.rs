@@ -9,6 +9,7 @@ use lapse_sagas::Span;
 use serde::{Deserialize, Serialize};
 
 use super::Secret;
+use super::check::{check_any_database, none_set};
 use super::remote::Remote;
 use crate::participants::http::Address;
 
@@ -94,7 +95,8 @@ impl OrderOwner {
 
     /// What is wrong, with the key.
     pub(crate) fn check(&self, name: &str, sweep_every: Span) -> anyhow::Result<()> {
-        let key = |key: &str| format!("order_owners.{name}.{key}");
+        let prefix = format!("order_owners.{name}");
+        let key = |key: &str| format!("{prefix}.{key}");
         ensure!(
             self.url.is_empty() != self.database_url.is_empty(),
             "{} and {}: give one of them",
@@ -110,20 +112,48 @@ impl OrderOwner {
             self.look_ahead
         );
         if self.is_table() {
+            let goes_without = format!("{} is, too", key("database_url"));
+            none_set(&prefix, &self.of_http(), &goes_without)?;
             return self.check_table(key);
         }
-        self.remote().check(&format!("order_owners.{name}"))
+        let goes_without = format!("{} is, too", key("url"));
+        none_set(&prefix, &self.of_table(), &goes_without)?;
+        self.remote().check(&prefix)
+    }
+
+    fn of_http(&self) -> [(&'static str, bool); 4] {
+        [
+            ("token", !self.token.is_empty()),
+            ("token_file", !self.token_file.as_os_str().is_empty()),
+            ("ca_file", !self.ca_file.as_os_str().is_empty()),
+            ("insecure", self.insecure),
+        ]
+    }
+
+    fn of_table(&self) -> [(&'static str, bool); 16] {
+        let columns = &self.columns;
+        [
+            ("table", !self.table.is_empty()),
+            ("columns.order_id", !columns.order_id.is_empty()),
+            ("columns.status", !columns.status.is_empty()),
+            ("columns.due_at", !columns.due_at.is_empty()),
+            ("columns.created_at", !columns.created_at.is_empty()),
+            ("columns.order_type", !columns.order_type.is_empty()),
+            ("columns.tenant", !columns.tenant.is_empty()),
+            ("columns.generation", !columns.generation.is_empty()),
+            ("pending", !self.pending.is_empty()),
+            ("paid", !self.paid.is_empty()),
+            ("order_type", !self.order_type.is_empty()),
+            ("tenant", !self.tenant.is_empty()),
+            ("pay_within", self.pay_within != Span::default()),
+            ("time_zone", !self.time_zone.is_empty()),
+            ("due_unit", self.due_unit != DueUnit::None),
+            ("filter", !self.filter.is_empty()),
+        ]
     }
 
     fn check_table(&self, key: impl Fn(&str) -> String) -> anyhow::Result<()> {
-        let is_known = ["postgres://", "postgresql://", "mysql://", "mariadb://"]
-            .iter()
-            .any(|scheme| self.database_url.starts_with(scheme));
-        ensure!(
-            is_known,
-            "{} is not postgres://user:password@host:port/database or mysql://…",
-            key("database_url")
-        );
+        check_any_database(&key("database_url"), &self.database_url)?;
         let columns = &self.columns;
         let needed = [
             ("table", &self.table),

@@ -75,11 +75,20 @@ impl Participant {
                 super::check::within(&format!("{key}.in_flight"), self.in_flight, 1..=256)
             }
             Transport::Kafka => {
-                anyhow::ensure!(
-                    self.url.is_empty(),
-                    "{key}.url is set, and {key}.transport is kafka; take one of them away"
-                );
-                Ok(())
+                let of_http = [
+                    ("url", !self.url.is_empty()),
+                    ("token", !self.token.is_empty()),
+                    ("token_file", !self.token_file.as_os_str().is_empty()),
+                    ("single", self.single),
+                    (
+                        "in_flight",
+                        self.in_flight != Participant::default().in_flight,
+                    ),
+                    ("ca_file", !self.ca_file.as_os_str().is_empty()),
+                    ("insecure", self.insecure),
+                ];
+                let goes_without = format!("{key}.transport is kafka");
+                super::check::none_set(key, &of_http, &goes_without)
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
-use super::layers::{environment, value};
+use super::layers::{environment, is_list, value};
 use super::*;
 
 /// The settings that these flags give.
@@ -417,4 +417,206 @@ fn an_order_table_that_can_not_be_read_is_refused_by_the_key_and_without_its_url
         assert!(!said.contains("secret"), "{said}");
         assert!(!said.contains("order_owners.order_owners"), "{said}");
     }
+}
+
+#[test]
+fn every_setting_that_is_a_list_can_be_given_as_one_text() {
+    let mut config = Config::default();
+    let x = || "x".to_owned();
+    config.participants.insert(x(), Participant::default());
+    config.order_owners.insert(x(), OrderOwner::default());
+    config.alerts.webhooks.insert(x(), Webhook::default());
+    let config = serde_json::to_value(config).expect("settings are values");
+    let mut lists = Vec::new();
+    let mut open = vec![(String::new(), config)];
+    while let Some((key, value)) = open.pop() {
+        match value {
+            serde_json::Value::Array(_) => lists.push(key),
+            serde_json::Value::Object(fields) => {
+                let below = |(name, value)| (format!("{key}.{name}"), value);
+                open.extend(fields.into_iter().map(below));
+            }
+            _ => assert!(!is_list(key.trim_start_matches('.')), "{key}"),
+        }
+    }
+    assert!(lists.len() >= 5, "{lists:?}");
+    for key in lists {
+        assert!(is_list(key.trim_start_matches('.')), "{key}");
+    }
+
+    let owner = with(&[
+        ("order_owners.shop.database_url", "mysql://db/shop"),
+        ("order_owners.shop.table", "t_order"),
+        ("order_owners.shop.order_type", "normal"),
+        ("order_owners.shop.columns.order_id", "id"),
+        ("order_owners.shop.columns.status", "status"),
+        ("order_owners.shop.columns.due_at", "due_at"),
+        ("order_owners.shop.pending", "WAIT_PAY, 10"),
+        ("order_owners.shop.paid", "[\"PAID\"]"),
+    ]);
+    let owner = &owner.expect("all of it is text").order_owners["shop"];
+    assert_eq!(owner.pending, ["WAIT_PAY", "10"]);
+    assert_eq!(owner.paid, ["PAID"]);
+}
+
+/// What reading a file with this text says.
+fn refused_file(text: &str) -> String {
+    let directory = std::env::temp_dir().join(format!("lapse-config-{}", uuid::Uuid::now_v7()));
+    std::fs::create_dir(&directory).expect("a directory can be made");
+    let file = directory.join("lapse.toml");
+    std::fs::write(&file, text).expect("a file can be written");
+    let refused = load(Some(&file), &[]);
+    std::fs::remove_dir_all(&directory).expect("it can be taken away");
+    format!("{:#}", refused.expect_err(text))
+}
+
+#[test]
+fn nothing_that_is_in_a_settings_file_is_shown_when_it_can_not_be_read() {
+    for (text, words) in [
+        (
+            "[postgres]\nurl = postgres://a:hushed@h/x\n",
+            "at line 2, column 7: ",
+        ),
+        (
+            "[postgres]\nurl = \"postgres://a:hushed@h/x\n",
+            "at line 2, column ",
+        ),
+        (
+            "[postgres]\nurl = \"postgres://a:hu\"hushed@h/x\"\n",
+            "at line 2, column ",
+        ),
+        ("[postgres]\nurl = '''\nhushed\n", "at line "),
+        ("[http.tokens]\na = \"x\\hushed\"\n", "at line 2, column "),
+        ("[http]\na = 1\nhushed hushed\n", "at line 3, column "),
+        ("postgres = \"postgres://a:hushed@h/x\"\n", "`postgres`"),
+        (
+            "[participants]\norders = \"hushed\"\n",
+            "`participants.orders`",
+        ),
+        (
+            "[participants.a]\ntransport = \"hushed\"\n",
+            "not one of the words that it can be for key `participants.a.transport`",
+        ),
+        (
+            "[participants.a]\nin_flight = \"hushed\"\n",
+            "participants.a.in_flight",
+        ),
+        (
+            "[participants.a]\ntoken = [\"hushed\"]\n",
+            "participants.a.token",
+        ),
+        ("[postgres]\nwriters = \"hushed\"\n", "postgres.writers"),
+        ("[sweep]\nevery = \"hushed\"\n", "such as 250ms"),
+        (
+            "[http]\nlisten = \"hushed:8999\"\n",
+            "such as 127.0.0.1:8380",
+        ),
+        ("[http.tokens]\nops = \"hushed\"\n", "lapse token new"),
+        ("[kafka]\nbuckets = [\"hushed\"]\n", "kafka.buckets"),
+        (
+            "[kafka.properties]\na = [\"hushed\"]\n",
+            "must be one value",
+        ),
+        (
+            "[order_owners.a]\ndue_unit = \"hushed\"\n",
+            "order_owners.a.due_unit",
+        ),
+        ("[log]\nformat = \"hushed\"\n", "log.format"),
+    ] {
+        let refused = refused_file(text);
+        assert!(!refused.contains("hushed"), "{refused}");
+        assert!(refused.contains(words), "{words}: {refused}");
+    }
+    let refused = with(&[("kafka.buckets", "['hushed")]).expect_err("no array");
+    assert!(!format!("{refused:#}").contains("hushed"), "{refused:#}");
+}
+
+#[test]
+fn a_name_that_no_definition_can_use_is_refused() {
+    let too_long = "x".repeat(65);
+    for name in ["orders/eu", "Orders", "1st", "a b", "", "ümlaut", &too_long] {
+        for (section, rest) in [
+            ("participants", "transport = \"kafka\""),
+            ("order_owners", "url = \"http://127.0.0.1/\""),
+        ] {
+            let text = format!("[{section}.\"{name}\"]\n{rest}\n");
+            let refused = format!("{:#}", of_toml(&text).expect_err(&text));
+            assert!(refused.contains("is no name"), "{refused}");
+            assert!(refused.starts_with(section), "{refused}");
+        }
+    }
+    of_toml("[participants.orders-eu_2]\ntransport = \"kafka\"\n").expect("a name");
+}
+
+#[test]
+fn settings_of_another_transport_are_refused_by_name() {
+    for (setting, name) in [
+        ("token = \"hushed\"", "token"),
+        ("token_file = \"f\"", "token_file"),
+        ("single = true", "single"),
+        ("in_flight = 9", "in_flight"),
+        ("ca_file = \"f\"", "ca_file"),
+        ("insecure = true", "insecure"),
+    ] {
+        let text = format!("[participants.a]\ntransport = \"kafka\"\n{setting}\n");
+        let refused = format!("{:#}", of_toml(&text).expect_err(setting));
+        let words = format!("participants.a.{name} is set, and participants.a.transport is kafka");
+        assert!(refused.contains(&words), "{refused}");
+        assert!(!refused.contains("hushed"), "{refused}");
+        if !matches!(name, "single" | "in_flight") {
+            let with_it = format!("[order_owners.orders]\n{setting}\n");
+            let text = TABLE.replace("[order_owners.orders]\n", &with_it);
+            let refused = format!("{:#}", of_toml(&text).expect_err(setting));
+            let words = format!("order_owners.orders.{name} is set, and ");
+            assert!(refused.contains(&words), "{refused}");
+        }
+    }
+    for (setting, name) in [
+        ("table = \"t\"", "table"),
+        ("columns.tenant = \"t\"", "columns.tenant"),
+        ("pending = [\"10\"]", "pending"),
+        ("paid = [\"20\"]", "paid"),
+        ("order_type = \"t\"", "order_type"),
+        ("tenant = \"t\"", "tenant"),
+        ("pay_within = \"30m\"", "pay_within"),
+        ("time_zone = \"UTC\"", "time_zone"),
+        ("due_unit = \"s\"", "due_unit"),
+        ("filter = \"1 = 1\"", "filter"),
+    ] {
+        let text = format!("[order_owners.a]\nurl = \"http://127.0.0.1/\"\n{setting}\n");
+        let refused = format!("{:#}", of_toml(&text).expect_err(setting));
+        let words = format!("order_owners.a.{name} is set, and ");
+        assert!(refused.contains(&words), "{refused}");
+    }
+}
+
+#[test]
+fn a_database_url_that_can_not_be_read_says_how_one_is_written() {
+    for url in [
+        "mysqlx://u:hushed@h/d",
+        "h/d",
+        "mysql://u:hu#shed@h/d",
+        "postgres://u:hu/shed@h/d",
+    ] {
+        let refused = format!("{:#}", with(&[("outbox.url", url)]).expect_err(url));
+        assert!(
+            refused.contains("outbox.url is not postgres://"),
+            "{refused}"
+        );
+        assert!(refused.contains("percent-encode #, /, @"), "{refused}");
+        assert!(!refused.contains("shed"), "{refused}");
+    }
+    for url in [
+        "postgres://u:hu%23@h/d",
+        "mysql://h/d",
+        "mariadb://u@h:3307/d",
+    ] {
+        with(&[("outbox.url", url)]).expect(url);
+    }
+    let refused = with(&[("postgres.url", "postgres://u:hu#shed@h/d")]).expect_err("a #");
+    let refused = format!("{refused:#}");
+    assert!(
+        refused.contains("percent-encode") && !refused.contains("shed"),
+        "{refused}"
+    );
 }

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use lapse_participants::kit::{CallError, db};
-use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlPool};
+use sqlx::mysql::{MySqlConnection, MySqlPool};
 use sqlx::pool::PoolOptions;
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
+use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Database, Executor, Row as _};
 
 use super::dialect::{Dialect, Sql};
+use crate::tls;
 
 /// Values as text.
 pub(super) type Row = Vec<Option<String>>;
@@ -52,15 +53,16 @@ impl Db {
     /// In words, without the URL: it may hold a password.
     pub fn open(url: &str, access: Access, connections: u32) -> Result<Db, String> {
         if url.starts_with("mysql://") || url.starts_with("mariadb://") {
-            let options: MySqlConnectOptions = url
-                .parse()
+            let options = tls::mysql(url)
                 .map_err(|_| "the URL is not mysql://user:password@host:port/database")?;
             let pool = limited::<sqlx::MySql>(connections)
                 .after_connect(move |connection, _| Box::pin(prepare_mysql(connection, access)));
             return Ok(Db::MySql(pool.connect_lazy_with(options)));
         }
-        let options: PgConnectOptions = url
-            .parse()
+        if !(url.starts_with("postgres://") || url.starts_with("postgresql://")) {
+            return Err("the URL begins neither with postgres:// nor with mysql://".to_owned());
+        }
+        let options = tls::postgres(url)
             .map_err(|_| "the URL is not postgres://user:password@host:port/database")?;
         let options = options.application_name("lapse").options(match access {
             Access::Read => [

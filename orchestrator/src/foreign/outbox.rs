@@ -64,6 +64,8 @@ pub struct Message {
     pub payload: Option<Vec<u8>>,
     /// `id`, `type`, and those of its headers column.
     pub headers: Vec<(String, String)>,
+    /// Why it can't be sent as it is.
+    pub fault: Option<String>,
 }
 
 /// Topic and key: rows of one are sent in their order.
@@ -280,13 +282,18 @@ impl Columns {
         });
         let mut all = vec![("id".to_owned(), id.clone())];
         all.extend(kind.map(|kind| ("type".to_owned(), kind)));
-        let headers: Option<BTreeMap<String, Value>> =
-            headers.and_then(|headers| serde_json::from_str(&headers).ok());
+        let mut fault = None;
+        let headers: Option<Option<BTreeMap<String, Value>>> = headers.map(|headers| {
+            serde_json::from_str(&headers).unwrap_or_else(|_| {
+                fault = Some("its headers are no JSON object".to_owned());
+                None
+            })
+        });
         let word = |value: Value| match value {
             Value::String(text) => text,
             other => other.to_string(),
         };
-        let headers = headers.into_iter().flatten();
+        let headers = headers.into_iter().flatten().flatten();
         all.extend(headers.map(|(name, value)| (name, word(value))));
         Some(Message {
             id,
@@ -294,6 +301,7 @@ impl Columns {
             key: key.unwrap_or_default(),
             payload,
             headers: all,
+            fault,
         })
     }
 

@@ -5,6 +5,7 @@
 //! page may end before local times that the change left out; the next sweep has them.
 
 use std::collections::HashSet;
+use std::sync::Once;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -16,7 +17,7 @@ use tracing::warn;
 
 use super::db::{Access, Db, Row, Session, refuses_login};
 use super::dialect::Sql;
-use super::plan::Plan;
+use super::plan::{Plan, Unreadable};
 use crate::config;
 
 /// The sweep of one coordinator, and its guard.
@@ -30,6 +31,8 @@ pub struct SqlOwner {
     settings: config::OrderOwner,
     db: Db,
     plan: OnceCell<Plan>,
+    /// Whether a row that can't be read was told.
+    told: Once,
 }
 
 impl SqlOwner {
@@ -45,6 +48,7 @@ impl SqlOwner {
             settings: settings.clone(),
             db,
             plan: OnceCell::new(),
+            told: Once::new(),
         })
     }
 
@@ -68,6 +72,25 @@ impl SqlOwner {
             generation: 1,
         };
         self.paid(&[nobody]).await.map(drop)
+    }
+
+    /// Counts rows that could not be read; the first is told, once.
+    fn tell(&self, passed_over: &[Unreadable]) {
+        let Some(first) = passed_over.first() else {
+            return;
+        };
+        metrics::counter!("lapse_sweep_unreadable_rows_total", "owner" => self.name.clone())
+            .increment(passed_over.len() as u64);
+        self.told.call_once(|| {
+            warn!(
+                owner = self.name,
+                table = self.settings.table,
+                tenant = first.tenant,
+                order_id = first.order_id,
+                column = first.column,
+                "an order is passed over, its row can't be read: a generation is 1 to 2147483647, a due time what a clock can show; lapse_sweep_unreadable_rows_total counts the others"
+            );
+        });
     }
 
     /// Made once, when the database first answers.
@@ -123,7 +146,8 @@ impl OrderOwner for SqlOwner {
             tenant: last.order.tenant.clone(),
             order_id: last.order.order_id.clone(),
         });
-        self.db
+        let page = self
+            .db
             .tx(move |mut session| {
                 Box::pin(async move {
                     let until = now(&mut session).await? + ahead;
@@ -131,7 +155,9 @@ impl OrderOwner for SqlOwner {
                 })
             })
             .await
-            .map_err(|error| self.named(error))
+            .map_err(|error| self.named(error))?;
+        self.tell(&page.passed_over);
+        Ok(page.due)
     }
 
     fn look_ahead(&self) -> Duration {
@@ -178,39 +204,48 @@ async fn now(session: &mut Session<'_>) -> Result<Timestamp, CallError> {
         .ok_or_else(|| CallError::Unknown("the database does not tell the time".to_owned()))
 }
 
-/// What is stored as due and is not (a local time that comes twice) is passed over.
+/// A page, and which rows on the way could not be read.
+#[derive(Default)]
+struct Page {
+    due: Vec<Overdue>,
+    passed_over: Vec<Unreadable>,
+}
+
+/// What is stored as due and is not (a local time that comes twice) is passed over, and so are rows that can't be read:
+/// the next rows are those after the last row, whatever is in it.
 async fn page(
     session: &mut Session<'_>,
     plan: &Plan,
     mut after: Option<Position>,
     until: Timestamp,
     limit: u32,
-) -> Result<Vec<Overdue>, CallError> {
+) -> Result<Page, CallError> {
+    let mut page = Page::default();
     loop {
         let rows = session
             .rows(page_query(plan, after.as_ref(), until, limit))
             .await?;
         let is_last = rows.len() < limit as usize;
-        let read: Vec<(i64, Overdue)> = rows
-            .into_iter()
-            .filter_map(|row| overdue(plan, row))
-            .collect();
-        let Some((stored, last)) = read.last().cloned() else {
-            return Ok(Vec::new());
-        };
-        let due: Vec<Overdue> = read
-            .into_iter()
-            .map(|(_, order)| order)
-            .filter(|order| order.due_at <= until)
-            .collect();
-        if is_last || !due.is_empty() {
-            return Ok(due);
+        for row in rows {
+            let (stored, order) = read(plan, row)?;
+            let (tenant, order_id) = match &order {
+                Ok(order) => (&order.order.tenant, &order.order.order_id),
+                Err(row) => (&row.tenant, &row.order_id),
+            };
+            after = Some(Position {
+                stored,
+                tenant: tenant.clone(),
+                order_id: order_id.clone(),
+            });
+            match order {
+                Ok(order) if order.due_at <= until => page.due.push(order),
+                Ok(_) => {}
+                Err(row) => page.passed_over.push(row),
+            }
         }
-        after = Some(Position {
-            stored,
-            tenant: last.order.tenant,
-            order_id: last.order.order_id,
-        });
+        if is_last || !page.due.is_empty() {
+            return Ok(page);
+        }
     }
 }
 
@@ -247,16 +282,31 @@ fn page_query(plan: &Plan, after: Option<&Position>, until: Timestamp, limit: u3
     sql
 }
 
-fn overdue(plan: &Plan, mut row: Row) -> Option<(i64, Overdue)> {
-    let stored = row.pop()??.parse().ok()?;
-    let due_at = plan.due.due_at(stored)?;
-    let (order, order_type) = plan.read(row)?;
-    let overdue = Overdue {
-        order,
-        order_type,
-        due_at,
-    };
-    Some((stored, overdue))
+/// The stored time of a row, and its order.
+///
+/// # Errors
+/// If the database gives no number for a time that it compared.
+fn read(plan: &Plan, mut row: Row) -> Result<(i64, Result<Overdue, Unreadable>), CallError> {
+    let stored: i64 = row
+        .pop()
+        .flatten()
+        .and_then(|text| text.parse().ok())
+        .ok_or_else(|| CallError::Unknown("a due time is no number".to_owned()))?;
+    let order = plan.read(row).and_then(|(order, order_type)| {
+        let Some(due_at) = plan.due.due_at(stored) else {
+            return Err(Unreadable {
+                tenant: order.tenant,
+                order_id: order.order_id,
+                column: "due_at",
+            });
+        };
+        Ok(Overdue {
+            order,
+            order_type,
+            due_at,
+        })
+    });
+    Ok((stored, order))
 }
 
 async fn find_paid(
@@ -274,7 +324,7 @@ async fn find_paid(
         let rows = session.rows(sql).await?;
         paid.extend(
             rows.into_iter()
-                .filter_map(|row| plan.read(row).map(|(key, _)| key)),
+                .filter_map(|row| plan.read(row).ok().map(|(key, _)| key)),
         );
     }
     Ok(paid)

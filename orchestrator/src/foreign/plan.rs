@@ -45,6 +45,15 @@ pub(super) struct Plan {
     filter: String,
 }
 
+/// A row that can't become an order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Unreadable {
+    pub tenant: String,
+    pub order_id: String,
+    /// The setting whose column holds what can't be.
+    pub column: &'static str,
+}
+
 const WORDS: [Kind; 3] = [Kind::Text, Kind::Integer, Kind::Uuid];
 
 impl Plan {
@@ -129,18 +138,30 @@ impl Plan {
         sql
     }
 
-    /// None where a row has no id.
-    pub fn read(&self, row: Row) -> Option<(OrderKey, String)> {
-        let [id, tenant, generation, order_type] = row.try_into().ok()?;
-        let order = OrderKey {
-            tenant: tenant.unwrap_or_else(|| self.tenant.clone()),
-            order_id: id?,
-            generation: match generation {
-                Some(generation) => generation.parse().ok()?,
-                None => 1,
-            },
+    /// Which order a row is about.
+    pub fn read(&self, row: Row) -> Result<(OrderKey, String), Unreadable> {
+        let mut cells = row.into_iter();
+        let [id, tenant, generation, order_type] =
+            std::array::from_fn(|_| cells.next().unwrap_or_default());
+        let tenant = tenant.unwrap_or_else(|| self.tenant.clone());
+        let order_id = id.unwrap_or_default();
+        let generation = match generation.as_deref().map(str::parse) {
+            Some(Ok(generation)) => generation,
+            None => 1,
+            Some(Err(_)) => {
+                return Err(Unreadable {
+                    tenant,
+                    order_id,
+                    column: "generation",
+                });
+            }
         };
-        Some((order, order_type.unwrap_or_else(|| self.order_type.clone())))
+        let order = OrderKey {
+            tenant,
+            order_id,
+            generation,
+        };
+        Ok((order, order_type.unwrap_or_else(|| self.order_type.clone())))
     }
 
     /// Rows of one time after this order.
@@ -162,8 +183,9 @@ impl Plan {
         }
     }
 
-    /// Adds what is required of every row.
+    /// Adds what is required of every row. One without an id is nothing that could be told to anybody.
     pub fn restrict(&self, sql: &mut Sql) {
+        sql.push(&format!(" and {} is not null", self.id.name));
         if let Some(column) = &self.tenant_column {
             sql.push(&format!(" and {} is not null", column.name));
         }
@@ -172,11 +194,15 @@ impl Plan {
         }
     }
 
-    /// Whether the table can have an order of this id at all.
+    /// Whether the table can have an order of this id at all: in the column's range, and written as it would be read from it.
     pub fn is_id(&self, order_id: &str) -> bool {
         match self.id.kind {
-            Kind::Integer => order_id.parse::<i64>().is_ok() || order_id.parse::<u64>().is_ok(),
-            Kind::Uuid => order_id.parse::<uuid::Uuid>().is_ok(),
+            Kind::Integer => order_id.parse().is_ok_and(|number: i128| {
+                number.to_string() == order_id && self.id.integers().contains(&number)
+            }),
+            Kind::Uuid => order_id
+                .parse::<uuid::Uuid>()
+                .is_ok_and(|id| id.to_string() == order_id),
             _ => !order_id.contains('\0'),
         }
     }

@@ -3,6 +3,7 @@
 //! Never: reads a row of it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 use lapse_participants::kit::CallError;
 
@@ -118,6 +119,24 @@ impl Table {
     }
 }
 
+impl Column {
+    /// The numbers that fit into it, if it is an integer.
+    pub fn integers(&self) -> RangeInclusive<i128> {
+        let name = self.type_name.to_ascii_lowercase();
+        let bits = match name.split([' ', '(']).next().unwrap_or_default() {
+            "tinyint" => 8,
+            "smallint" => 16,
+            "mediumint" => 24,
+            "int" | "integer" => 32,
+            _ => 64,
+        };
+        if name.contains("unsigned") {
+            return 0..=(1 << bits) - 1;
+        }
+        -(1 << (bits - 1))..=(1 << (bits - 1)) - 1
+    }
+}
+
 fn columns_query(dialect: Dialect, schema: Option<&str>, table: &str) -> Sql {
     let mut sql = Sql::new(dialect, "select ");
     let names = match dialect {
@@ -207,4 +226,31 @@ fn describe(
             data_type
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_have_the_range_of_their_type() {
+        for (type_name, first, last) in [
+            ("smallint", -32_768, 32_767),
+            ("integer", -2_147_483_648, 2_147_483_647),
+            ("bigint", i128::from(i64::MIN), i128::from(i64::MAX)),
+            ("tinyint(4)", -128, 127),
+            ("mediumint(8) unsigned zerofill", 0, 16_777_215),
+            ("int(10) unsigned", 0, 4_294_967_295),
+            ("bigint(20) unsigned", 0, i128::from(u64::MAX)),
+            ("bigint unsigned", 0, i128::from(u64::MAX)),
+        ] {
+            let column = Column {
+                name: "id".to_owned(),
+                kind: Kind::Integer,
+                cast: String::new(),
+                type_name: type_name.to_owned(),
+            };
+            assert_eq!(column.integers(), first..=last, "{type_name}");
+        }
+    }
 }

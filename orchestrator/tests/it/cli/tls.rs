@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
-use lapse::config::Config;
+use lapse::config::{Columns, Config, OrderOwner};
+use lapse::foreign::SqlOwner;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
@@ -17,7 +18,7 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use super::{Ended, lapse, lapse_with, run};
 use crate::database::TestDatabase;
 use crate::support::certificates::{Authority, Certified};
-use crate::support::live::{Live, config, kafka_or_left_out};
+use crate::support::live::{Live, config, kafka_or_left_out, mysql_or_left_out};
 
 /// However it is refused, nobody waits longer.
 const WITHIN: Duration = Duration::from_secs(30);
@@ -115,6 +116,71 @@ async fn postgres_without_tls_is_refused_where_a_certificate_is_asked_for() {
         8,
         "sslmode=disable",
     );
+}
+
+/// This machine by an address that is not loopback, as if it were another.
+fn as_if_elsewhere(url: &str) -> String {
+    assert!(url.contains("127.0.0.1"), "a server on loopback");
+    url.replace("127.0.0.1", "0.0.0.0")
+}
+
+/// What an order owner's database says to a coordinator that looks for a table it does not have.
+async fn asked(database_url: String) -> String {
+    lapse::tls::install();
+    let settings = OrderOwner {
+        database_url,
+        table: "no_such_table".to_owned(),
+        columns: Columns {
+            order_id: "id".to_owned(),
+            ..Columns::default()
+        },
+        ..OrderOwner::default()
+    };
+    let owner = SqlOwner::open("orders", &settings).expect("the URL is right");
+    owner.check().await.expect_err("no table").to_string()
+}
+
+const LET_IN: &str = "there is no table no_such_table";
+
+#[tokio::test]
+async fn an_order_owners_postgres_elsewhere_must_show_its_certificate() {
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let Certified { certificate, key } = authority.certify("0.0.0.0");
+    authority.write("server.crt", &certificate);
+    authority.write("server.key", &key);
+    let server = Server::start("postgres", &authority);
+    let url = as_if_elsewhere(&server.exports["DATABASE_URL"]);
+
+    let trusted = asked(format!("{url}?sslrootcert={}", authority.file())).await;
+    assert!(trusted.contains(LET_IN), "{trusted}");
+    for parameters in [format!("?sslrootcert={}", stranger.file()), String::new()] {
+        let refused = asked(format!("{url}{parameters}")).await;
+        assert!(refused.contains("certificate"), "{refused}");
+    }
+    let url = TestDatabase::create().await.url;
+    let (without_mode, _) = url.split_once('?').unwrap_or((&url, ""));
+    let without_tls = as_if_elsewhere(without_mode);
+    let refused = asked(without_tls.clone()).await;
+    assert!(refused.contains("does not support TLS"), "{refused}");
+    let named = asked(format!("{without_tls}?sslmode=disable")).await;
+    assert!(named.contains(LET_IN), "{named}");
+}
+
+#[tokio::test]
+async fn an_order_owners_mysql_elsewhere_must_show_its_certificate() {
+    let Some(server) = mysql_or_left_out(concat!(
+        module_path!(),
+        "::an_order_owners_mysql_elsewhere_must_show_its_certificate"
+    )) else {
+        return;
+    };
+
+    let here = asked(server.clone()).await;
+    assert!(here.contains(LET_IN), "{here}");
+    let refused = asked(as_if_elsewhere(&server)).await;
+    assert!(!refused.contains(LET_IN), "{refused}");
+    let named = asked(format!("{}?ssl-mode=DISABLED", as_if_elsewhere(&server))).await;
+    assert!(named.contains(LET_IN), "{named}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

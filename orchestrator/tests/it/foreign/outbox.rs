@@ -152,6 +152,52 @@ async fn rows_of_a_missing_topic_wait_for_it_and_sent_rows_can_be_kept() {
     assert_eq!(received, 50);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_whose_headers_are_no_object_is_kept_and_only_its_key_waits() {
+    let name = concat!(
+        module_path!(),
+        "::a_row_whose_headers_are_no_object_is_kept_and_only_its_key_waits"
+    );
+    let Some(brokers) = kafka_or_left_out(name) else {
+        return;
+    };
+    let url = PostgresShop::open().await.url;
+    let settings = kafka(&brokers).await;
+    let topic = settings.topic("schedule");
+    execute(
+        &url,
+        &format!(
+            r#"create table outbox (id bigint primary key, aggregatetype text, aggregateid text, type text, payload text, headers text);
+               insert into outbox select n, '{topic}', 'k' || n % 10, 't', json_build_object('n', n),
+                 case n when 1 then '["x"]' when 2 then '7' when 3 then '{{"due":' when 4 then '""' when 5 then 'null'
+                        when 6 then null when 7 then '{{}}' else '{{"due": "2026-02-14", "n": 1}}' end
+               from generate_series(1, 20) as t (n)"#
+        ),
+    )
+    .await;
+    let relay = OutboxRelay::new(
+        Outbox::open(Settings {
+            headers: Some("headers".to_owned()),
+            ..outbox(&url, After::Delete)
+        })
+        .unwrap(),
+        Plain::new(&settings).unwrap(),
+        Duration::from_secs(60),
+    );
+
+    let sent = relay.until_empty().await.unwrap();
+
+    let left = numbers(&url, "select id from outbox order by id").await;
+    assert_eq!(left, [1, 2, 3, 4, 11, 12, 13, 14]);
+    assert_eq!((sent.delivered, relay.troubled()), (12, 4));
+    let received: usize = received(&brokers, &topic)
+        .await
+        .values()
+        .map(Vec::len)
+        .sum();
+    assert_eq!(received, 12);
+}
+
 /// Topics of the test's own.
 async fn kafka(brokers: &str) -> kafka::Settings {
     let settings = kafka::Settings {
@@ -166,16 +212,19 @@ async fn kafka(brokers: &str) -> kafka::Settings {
 }
 
 fn relay(settings: &kafka::Settings, url: &str, after: After) -> OutboxRelay {
-    let outbox = Outbox::open(Settings {
+    let outbox = Outbox::open(outbox(url, after)).unwrap();
+    let producer = Plain::new(settings).unwrap();
+    OutboxRelay::new(outbox, producer, Duration::from_secs(60))
+}
+
+fn outbox(url: &str, after: After) -> Settings {
+    Settings {
         url: url.to_owned(),
         table: "outbox".to_owned(),
         headers: None,
         after,
         batch: 300,
-    })
-    .unwrap();
-    let producer = Plain::new(settings).unwrap();
-    OutboxRelay::new(outbox, producer, Duration::from_secs(60))
+    }
 }
 
 /// The numbers that arrived, by key, in order.

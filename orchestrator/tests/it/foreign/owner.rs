@@ -123,6 +123,73 @@ async fn rows_that_the_filter_excludes_or_that_have_no_time_are_left_alone() {
 }
 
 #[tokio::test]
+async fn rows_that_can_not_be_read_hide_none_behind_them() {
+    let shop = PostgresShop::open().await;
+    let first = Utc::now() - TimeDelta::hours(1);
+    let dues: Vec<_> = (0..1_207)
+        .map(|n| first + TimeDelta::seconds(n / 100))
+        .collect();
+    shop.place(&dues).await;
+    shop.pool
+        .execute(
+            "alter table trade.orders add generation bigint not null default 1;
+             update trade.orders set generation = 3000000000 where id < 9999999999980001 + 1200",
+        )
+        .await
+        .unwrap();
+    let mut settings = shop.settings();
+    settings.columns.generation = "generation".to_owned();
+    let owner = open(&settings);
+
+    let seen = pages(&owner, async || ()).await;
+
+    let last_seven: Vec<String> = (1_200..1_207)
+        .map(|n| (9_999_999_999_980_001_u64 + n).to_string())
+        .collect();
+    assert_eq!(seen.into_iter().map(id).collect::<Vec<_>>(), last_seven);
+}
+
+#[tokio::test]
+async fn ids_that_the_table_can_not_hold_are_not_paid_and_spoil_no_other() {
+    let shop = PostgresShop::open().await;
+    shop.pool
+        .execute(
+            "create table trade.small (id int primary key, state smallint, created_at timestamp);
+             create table trade.uuids (id uuid primary key, state smallint, created_at timestamp);
+             insert into trade.small values (5, 20, now());
+             insert into trade.uuids values ('018f0000-0000-7000-8000-00000000000a', 20, now())",
+        )
+        .await
+        .unwrap();
+    let paid = async |table: &str, ids: &[&str]| {
+        let mut settings = shop.settings();
+        settings.table = table.to_owned();
+        settings.filter = String::new();
+        let asked: Vec<OrderKey> = ids.iter().map(|id| order(id)).collect();
+        open(&settings).paid(&asked).await.unwrap()
+    };
+
+    let ids = [
+        "5",
+        "99999999999",
+        "-2147483649",
+        "18446744073709551615",
+        "+5",
+        "05",
+        "x",
+    ];
+    let only_first = [true, false, false, false, false, false, false];
+    assert_eq!(paid("trade.small", &ids).await, only_first);
+    let ids = [
+        "018f0000-0000-7000-8000-00000000000a",
+        "018F0000-0000-7000-8000-00000000000A",
+        "018f0000000070008000000000000000",
+        "x",
+    ];
+    assert_eq!(paid("trade.uuids", &ids).await, only_first[..4]);
+}
+
+#[tokio::test]
 async fn settings_that_do_not_fit_the_table_are_told_in_words() {
     let shop = PostgresShop::open().await;
     let wrong = async |change: fn(&mut OrderOwner)| {
