@@ -58,6 +58,15 @@ impl Dialect {
         }
     }
 
+    /// Text as a literal, where it can't be bound because it is part of an order.
+    pub fn literal(self, text: &str) -> String {
+        let text = text.replace('\'', "''");
+        match self {
+            Dialect::Postgres => format!("'{text}'"),
+            Dialect::MySql => format!("'{}'", text.replace('\\', "\\\\")),
+        }
+    }
+
     /// A time without fraction lost, in microseconds since 1970, as text; without a zone, as if it were UTC.
     pub fn micros(self, expression: &str) -> String {
         match self {

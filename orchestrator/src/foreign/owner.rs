@@ -5,7 +5,7 @@
 //! page may end before local times that the change left out; the next sweep has them.
 
 use std::collections::HashSet;
-use std::sync::Once;
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -33,6 +33,9 @@ pub struct SqlOwner {
     plan: OnceCell<Plan>,
     /// Whether a row that can't be read was told.
     told: Once,
+    /// The last order of the latest page, and its time as stored: a local time that a change of the clock leaves out can't
+    /// be had back from when the order falls due.
+    last: Mutex<Option<(Overdue, i64)>>,
 }
 
 impl SqlOwner {
@@ -49,6 +52,7 @@ impl SqlOwner {
             db,
             plan: OnceCell::new(),
             told: Once::new(),
+            last: Mutex::default(),
         })
     }
 
@@ -72,6 +76,17 @@ impl SqlOwner {
             generation: 1,
         };
         self.paid(&[nobody]).await.map(drop)
+    }
+
+    fn last(&self) -> MutexGuard<'_, Option<(Overdue, i64)>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stored(&self, order: &Overdue) -> Option<i64> {
+        let last = self.last();
+        last.as_ref()
+            .filter(|(last, _)| last == order)
+            .map(|(_, stored)| *stored)
     }
 
     /// Counts rows that could not be read; the first is told, once.
@@ -142,7 +157,9 @@ impl OrderOwner for SqlOwner {
         let ahead = TimeDelta::from_std(ahead)
             .map_err(|error| CallError::Configuration(format!("look-ahead: {error}")))?;
         let after = after.map(|last| Position {
-            stored: plan.due.stored(last.due_at),
+            stored: self
+                .stored(last)
+                .unwrap_or_else(|| plan.due.stored(last.due_at)),
             tenant: last.order.tenant.clone(),
             order_id: last.order.order_id.clone(),
         });
@@ -157,6 +174,9 @@ impl OrderOwner for SqlOwner {
             .await
             .map_err(|error| self.named(error))?;
         self.tell(&page.passed_over);
+        if let Some(last) = page.last {
+            *self.last() = Some(last);
+        }
         Ok(page.due)
     }
 
@@ -208,6 +228,7 @@ async fn now(session: &mut Session<'_>) -> Result<Timestamp, CallError> {
 #[derive(Default)]
 struct Page {
     due: Vec<Overdue>,
+    last: Option<(Overdue, i64)>,
     passed_over: Vec<Unreadable>,
 }
 
@@ -238,7 +259,10 @@ async fn page(
                 order_id: order_id.clone(),
             });
             match order {
-                Ok(order) if order.due_at <= until => page.due.push(order),
+                Ok(order) if order.due_at <= until => {
+                    page.last = Some((order.clone(), stored));
+                    page.due.push(order);
+                }
                 Ok(_) => {}
                 Err(row) => page.passed_over.push(row),
             }

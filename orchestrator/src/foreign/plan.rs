@@ -38,7 +38,8 @@ pub(super) struct Plan {
     pub order: String,
     /// Whether an index begins with the status or the time.
     pub is_indexed: bool,
-    tenant_column: Option<Column>,
+    /// The tenant as text, with that of the settings where there is none.
+    tenant_text: Option<String>,
     type_column: Option<Column>,
     generation_column: Option<Column>,
     order_type: String,
@@ -53,6 +54,9 @@ pub(super) struct Unreadable {
     /// The setting whose column holds what can't be.
     pub column: &'static str,
 }
+
+/// 1970. Seconds that are taken for milliseconds are in it, too.
+const YEAR_S: i64 = 365 * 86_400;
 
 const WORDS: [Kind; 3] = [Kind::Text, Kind::Integer, Kind::Uuid];
 
@@ -91,8 +95,13 @@ impl Plan {
             "" => "default".to_owned(),
             tenant => tenant.to_owned(),
         };
-        let order = match &tenant_column {
-            Some(column) => format!("{}, {}", column.name, id.name),
+        let tenant_text = tenant_column.map(|column| {
+            let text = dialect.text(&column.name);
+            let none = dialect.literal(&tenant);
+            format!("coalesce(nullif({text}, ''), {none})")
+        });
+        let order = match &tenant_text {
+            Some(text) => format!("{text}, {}", id.name),
             None => id.name.clone(),
         };
         let times = [columns.due_at.as_str(), columns.created_at.as_str()];
@@ -100,8 +109,9 @@ impl Plan {
             dialect,
             path: table.path()?,
             none_before: match due.reading {
-                Reading::Instant | Reading::Local(_) => 86_400_000_000,
-                Reading::Seconds | Reading::Millis => 0,
+                Reading::Instant | Reading::Local(_) => YEAR_S * 1_000_000,
+                Reading::Millis => YEAR_S * 1_000,
+                Reading::Seconds => YEAR_S,
             },
             is_indexed: table.is_indexed(&[&columns.status, times[0], times[1]]),
             id,
@@ -113,7 +123,7 @@ impl Plan {
             paid: settings.paid.clone(),
             tenant,
             order,
-            tenant_column,
+            tenant_text,
             type_column,
             generation_column,
             order_type: settings.order_type.clone(),
@@ -129,7 +139,10 @@ impl Plan {
         };
         let columns = [
             self.dialect.text(&self.id.name),
-            text(&self.tenant_column),
+            match &self.tenant_text {
+                Some(text) => text.clone(),
+                None => text(&None),
+            },
             text(&self.generation_column),
             text(&self.type_column),
         ];
@@ -166,29 +179,23 @@ impl Plan {
 
     /// Rows of one time after this order.
     pub fn past(&self, sql: &mut Sql, tenant: &str, order_id: &str) {
-        match &self.tenant_column {
-            None => {
-                sql.push(&format!("{} > ", self.id.name))
-                    .bind(order_id, &self.id.cast);
-            }
-            Some(column) => {
-                sql.push(&format!("({} > ", column.name))
-                    .bind(tenant, &column.cast)
-                    .push(&format!(" or {} = ", column.name))
-                    .bind(tenant, &column.cast)
-                    .push(&format!(" and {} > ", self.id.name))
-                    .bind(order_id, &self.id.cast)
-                    .push(")");
-            }
-        }
+        let Some(text) = &self.tenant_text else {
+            sql.push(&format!("{} > ", self.id.name))
+                .bind(order_id, &self.id.cast);
+            return;
+        };
+        sql.push(&format!("({text} > "))
+            .bind(tenant, "")
+            .push(&format!(" or {text} = "))
+            .bind(tenant, "")
+            .push(&format!(" and {} > ", self.id.name))
+            .bind(order_id, &self.id.cast)
+            .push(")");
     }
 
     /// Adds what is required of every row. One without an id is nothing that could be told to anybody.
     pub fn restrict(&self, sql: &mut Sql) {
         sql.push(&format!(" and {} is not null", self.id.name));
-        if let Some(column) = &self.tenant_column {
-            sql.push(&format!(" and {} is not null", column.name));
-        }
         if !self.filter.is_empty() {
             sql.push(&format!(" and ({})", self.filter));
         }

@@ -7,6 +7,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use lapse::config::{DueUnit, OrderOwner};
 use lapse::foreign::SqlOwner;
 use lapse_participants::kit::{CallError, OrderKey, OrderOwner as _, Overdue};
+use lapse_sagas::Span;
 use sqlx::Executor;
 
 use super::shops::{FIRST_ID, MariaShop, PostgresShop};
@@ -283,6 +284,121 @@ async fn due_times_in_numbers_are_read_in_their_unit() {
     assert_eq!(first[0].order.order_id, "9");
     assert_eq!(second[0].order.order_id, "18446744073709551615");
     assert_eq!(third.unwrap(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_order_without_a_tenant_is_the_one_s_of_the_settings() {
+    let shop = PostgresShop::open().await;
+    let due_at = Utc::now() - TimeDelta::minutes(1);
+    shop.place(&[due_at; 4]).await;
+    shop.pool
+        .execute(
+            r"alter table trade.orders add column merchant text;
+              update trade.orders set merchant = (array['acme', '', 'zeta'])[id - 9999999999980000]",
+        )
+        .await
+        .unwrap();
+    let mut settings = shop.settings();
+    settings.columns.tenant = "merchant".to_owned();
+    settings.tenant = r"ho'u\se".to_owned();
+    let mut tenants = by_ones(&open(&settings)).await;
+    tenants.sort();
+    assert_eq!(tenants, ["acme", r"ho'u\se", r"ho'u\se", "zeta"]);
+
+    let name = concat!(
+        module_path!(),
+        "::an_order_without_a_tenant_is_the_one_s_of_the_settings"
+    );
+    let Some(server) = mysql_or_left_out(name) else {
+        return;
+    };
+    let shop = MariaShop::open(&server).await;
+    shop.place(&[due_at; 4]).await;
+    let merchants = [
+        "alter table t_order add column merchant varchar(16)",
+        "update t_order set merchant = elt(cast(right(order_no, 1) as int) + 1, 'acme', '', 'zeta')",
+    ];
+    for sql in merchants {
+        shop.pool.execute(sql).await.unwrap();
+    }
+    let mut settings = shop.settings();
+    settings.columns.tenant = "merchant".to_owned();
+    settings.tenant = r"ho'u\se".to_owned();
+    let mut tenants = by_ones(&open(&settings)).await;
+    tenants.sort();
+    assert_eq!(tenants, ["acme", r"ho'u\se", r"ho'u\se", "zeta"]);
+}
+
+/// The tenants of all orders, one page each.
+async fn by_ones(owner: &SqlOwner) -> Vec<String> {
+    let (mut tenants, mut after) = (Vec::new(), None);
+    loop {
+        let page = owner.overdue_orders(after.as_ref(), Duration::ZERO, 1);
+        let Some(order) = page.await.unwrap().pop() else {
+            return tenants;
+        };
+        tenants.push(order.order.tenant.clone());
+        assert!(tenants.len() < 10, "it goes on");
+        after = Some(order);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn times_in_the_hour_that_spring_leaves_out_hide_no_order() {
+    let shop = PostgresShop::open().await;
+    shop.pool
+        .execute(
+            "insert into trade.orders (created_at)
+             select t.at from (values (timestamp '2026-03-29 02:20'), ('2026-03-29 02:50'), ('2026-03-29 03:10'),
+               ('2026-03-29 03:25')) as t (at), generate_series(1, 3)",
+        )
+        .await
+        .unwrap();
+    let owner = open(&shop.settings());
+
+    let (mut seen, mut after) = (HashSet::new(), None);
+    loop {
+        let page = owner.overdue_orders(after.as_ref(), Duration::ZERO, 2);
+        let page = page.await.unwrap();
+        seen.extend(page.iter().map(|order| order.order.order_id.clone()));
+        after = page.last().cloned();
+        if after.is_none() {
+            break;
+        }
+    }
+
+    assert_eq!(seen.len(), 12);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn seconds_that_are_taken_for_milliseconds_start_nothing() {
+    let shop = PostgresShop::open().await;
+    shop.pool
+        .execute(
+            "create table trade.numbered (id int primary key, state smallint, due bigint);
+             insert into trade.numbered values (1, 10, 0), (2, 10, null),
+               (3, 10, extract(epoch from now())::bigint), (4, 10, extract(epoch from now())::bigint * 1000)",
+        )
+        .await
+        .unwrap();
+    let mut settings = shop.settings();
+    settings.table = "trade.numbered".to_owned();
+    settings.columns.created_at = String::new();
+    settings.columns.due_at = "due".to_owned();
+    settings.pay_within = Span::from_secs(0);
+    settings.time_zone = String::new();
+    settings.filter = String::new();
+    settings.due_unit = DueUnit::Ms;
+    let owner = open(&settings);
+
+    let page = owner.overdue_orders(None, Duration::from_secs(60), PAGE);
+
+    let ids = page
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|order| order.order.order_id);
+    assert_eq!(ids.collect::<Vec<_>>(), ["4"]);
 }
 
 fn open(settings: &OrderOwner) -> SqlOwner {
