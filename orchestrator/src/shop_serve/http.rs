@@ -15,7 +15,6 @@ use axum::routing::{get, post};
 use lapse_participants::kit::{
     CallError, Command, OrderKey, OrderOwner, Overdue, Participant, Reply,
 };
-use lapse_sagas::Direction;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -24,8 +23,6 @@ use crate::participants::http::{IDEMPOTENCY_KEY, TIMEOUT_MS};
 
 /// The largest request that is read.
 pub const BODY_MAX: usize = 16 * 1024 * 1024;
-/// Command ids are at most so long.
-const ID_MAX: usize = 200;
 /// A caller that does not say how long it waits is answered within this.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
 
@@ -119,21 +116,7 @@ fn read<'b, T: Deserialize<'b>>(body: &'b [u8]) -> Result<T, Problem> {
 }
 
 fn read_command(entry: &RawValue) -> Result<Command, Problem> {
-    let command: Command = serde_json::from_str(entry.get())
-        .map_err(|error| unprocessable(format!("not a command: {error}")))?;
-    let length = command.command_id.as_str().chars().count();
-    if !(1..=ID_MAX).contains(&length) {
-        return Err(unprocessable(format!(
-            "a command_id of {length} characters; allowed is 1 to {ID_MAX}"
-        )));
-    }
-    if command.direction == Direction::Undo && command.action_id.is_none() {
-        let id = &command.command_id;
-        return Err(unprocessable(format!(
-            "compensation {id} names no action_id"
-        )));
-    }
-    Ok(command)
+    super::read_command(entry.get().as_bytes()).map_err(unprocessable)
 }
 
 fn same_id(headers: &HeaderMap, command: &Command) -> Result<(), Problem> {

@@ -201,7 +201,7 @@ fn enough(ready: &[Ready]) -> u32 {
 
 fn read(record: &Record) -> Result<Command, String> {
     let value = record.value.as_deref().ok_or("it has no value")?;
-    serde_json::from_slice(value).map_err(|error| error.to_string())
+    super::read_command(value)
 }
 
 /// A command that can't be read is answered where it still says which one it is.

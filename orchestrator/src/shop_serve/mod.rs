@@ -8,6 +8,7 @@ use lapse_participants::fault::Faulty;
 use lapse_participants::kit::{CallError, Command, Participant, Reply};
 use lapse_participants::order::Orders;
 use lapse_participants::stock::Stock;
+use lapse_sagas::Direction;
 use sqlx::postgres::PgPool;
 
 pub mod http;
@@ -23,6 +24,26 @@ pub const OPERATIONS: [&str; 4] = [
 
 /// The names under which definitions know the shop: commands for them are for it.
 pub const PARTICIPANTS: [&str; 2] = ["orders", "stock"];
+
+/// Command ids are at most so long.
+const ID_MAX: usize = 200;
+
+/// A command as docs/participants.md has it, however it came; or what is wrong with it.
+fn read_command(json: &[u8]) -> Result<Command, String> {
+    let command: Command =
+        serde_json::from_slice(json).map_err(|error| format!("not a command: {error}"))?;
+    let length = command.command_id.as_str().chars().count();
+    if !(1..=ID_MAX).contains(&length) {
+        return Err(format!(
+            "a command_id of {length} characters; allowed is 1 to {ID_MAX}"
+        ));
+    }
+    if command.direction == Direction::Undo && command.action_id.is_none() {
+        let id = &command.command_id;
+        return Err(format!("compensation {id} names no action_id"));
+    }
+    Ok(command)
+}
 
 /// The shop's participants as one, by operation; faults planted with `lapse shop fail` happen here too.
 pub struct ShopParticipant {

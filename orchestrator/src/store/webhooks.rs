@@ -237,6 +237,7 @@ pub(super) async fn put(
     let Some((_, News { at, .. })) = pairs.first() else {
         return Ok(());
     };
+    settle_resolved(tx, &pairs).await?;
     let column = |of: fn(&Route, &News) -> String| -> Vec<String> {
         pairs.iter().map(|(route, news)| of(route, news)).collect()
     };
@@ -253,6 +254,31 @@ pub(super) async fn put(
         &column(|_, news| news.alert.fingerprint.clone()),
         &column(|_, news| news.payload()),
         at
+    )
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+/// What still waits of a resolved alert is not posted after its end: nobody would end it again.
+async fn settle_resolved(
+    tx: &mut PgConnection,
+    pairs: &[(&Route, &News)],
+) -> Result<(), sqlx::Error> {
+    let (webhooks, fingerprints): (Vec<String>, Vec<String>) = pairs
+        .iter()
+        .filter(|(_, news)| news.resolved)
+        .map(|(route, news)| (route.webhook.clone(), news.alert.fingerprint.clone()))
+        .unzip();
+    if webhooks.is_empty() {
+        return Ok(());
+    }
+    sqlx::query!(
+        "delete from lapse.webhook_delivery as d
+         using unnest($1::text[], $2::text[]) as t (webhook, fingerprint)
+         where d.state = 'waiting' and d.webhook = t.webhook and d.fingerprint = t.fingerprint",
+        &webhooks,
+        &fingerprints
     )
     .execute(tx)
     .await?;

@@ -697,6 +697,24 @@ async fn a_command_of_which_nobody_knows_what_becomes_is_left_unanswered_and_hol
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_is_refused_over_http_is_refused_over_kafka() {
+    let served = Served::new(true);
+    let mut long = command("o1");
+    long["command_id"] = "x".repeat(201).into();
+    let mut groundless = command("o2");
+    groundless["direction"] = "undo".into();
+    served.append(&long);
+    served.append(&groundless);
+    served.append(&command("o3"));
+
+    let answers = served.serve().await;
+
+    let mut outcomes: Vec<&str> = answers.iter().map(|a| a.outcome.name()).collect();
+    outcomes.sort_unstable();
+    assert_eq!(outcomes, ["done", "failed", "failed"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_bad_command_does_not_sink_its_batch_and_an_outage_is_waited_for() {
     let served = Served::new(true);
     let mut unknown = command("unknown");

@@ -434,6 +434,31 @@ async fn a_webhook_hears_once_that_an_alert_is_over() {
 }
 
 #[tokio::test]
+async fn what_waits_of_an_alert_is_not_posted_once_it_is_over() {
+    let receiver = Receiver::start([]).await;
+    let stage = Stage::with([("pager", to(receiver.url()))]).await;
+    let saga = compensated(&stage.store, "o-1", "timeout").await;
+    stage.store.claim_alerts(10).await.unwrap();
+    stage.are("waiting", 1).await;
+
+    let resolve = Event::Resolve {
+        actor: "ann".to_owned(),
+        reason: "by hand".to_owned(),
+    };
+    happens(&stage.store, &saga, resolve).await;
+    stage.store.claim_alerts(10).await.unwrap();
+    let _posting = stage.post();
+    stage.are("delivered", 1).await;
+
+    let posts = receiver.posts();
+    let types: Vec<_> = posts
+        .iter()
+        .map(|post| post.json()["type"].clone())
+        .collect();
+    assert_eq!(types, ["alert.resolved"]);
+}
+
+#[tokio::test]
 async fn a_webhook_gets_the_kinds_it_wants_and_a_stranger_s_posts_are_left_alone() {
     let receiver = Receiver::start([]).await;
     let parked = Webhook {
