@@ -6,6 +6,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
@@ -34,9 +35,11 @@ struct Server {
 impl Server {
     fn start(script: &str, authority: &Authority) -> Server {
         let scripts = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../scripts");
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut server = Server {
             script: scripts.join(script),
-            name: format!("tls-{}", std::process::id()),
+            name: format!("tls-{}-{n}", std::process::id()),
             exports: BTreeMap::new(),
         };
         let directory = authority.directory().display().to_string();
