@@ -1,7 +1,7 @@
 //! Whether a participant keeps the contract of docs/participants.md: every case of it, tried from outside.
 //!
 //! Relies on a [`Site`] that places orders and tells how they stand: effects are judged by what it tells, before and after.
-//! Never: calls a case ok that could not be tried, or looks into the participant.
+//! Never: calls a case ok of which nothing could be tried, or looks into the participant.
 
 use std::sync::Arc;
 use std::time::Instant;
