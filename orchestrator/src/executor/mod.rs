@@ -240,9 +240,10 @@ impl Executor {
     /// # Errors
     /// Those of [`Store::revise`] and [`Store::definitions`].
     pub async fn claim(self: &Arc<Self>, limit: usize) -> Result<usize, store::Error> {
-        match self.participants.queued.are_heard() {
-            true => self.lock().give_up(self.clock.now()),
-            false => self.lock().hear_nothing(),
+        if self.participants.queued.are_heard() {
+            self.lock().give_up(self.clock.now());
+        } else {
+            self.lock().hear_nothing();
         }
         let room = self
             .settings

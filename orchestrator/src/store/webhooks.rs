@@ -274,9 +274,13 @@ async fn settle_resolved(
         return Ok(());
     }
     sqlx::query!(
-        "delete from lapse.webhook_delivery as d
-         using unnest($1::text[], $2::text[]) as t (webhook, fingerprint)
-         where d.state = 'waiting' and d.webhook = t.webhook and d.fingerprint = t.fingerprint",
+        "with over as (
+           select d.id from lapse.webhook_delivery as d
+           join unnest($1::text[], $2::text[]) as t (webhook, fingerprint)
+             on d.webhook = t.webhook and d.fingerprint = t.fingerprint
+           where d.state = 'waiting' order by d.id for update of d
+         )
+         delete from lapse.webhook_delivery as d using over where d.id = over.id",
         &webhooks,
         &fingerprints
     )
