@@ -28,3 +28,19 @@ pub(super) fn url(config: &Config, segments: &[&str]) -> anyhow::Result<Url> {
     }
     Ok(url)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_listens_everywhere_is_asked_on_loopback_and_a_name_stays_one_segment() {
+        let mut config = Config::default();
+        config.http.listen = "0.0.0.0:8100".parse().expect("an address");
+        let url = url(&config, &["v1", "sagas", "a/../b?c"]).expect("a URL");
+        assert_eq!(
+            url.as_str(),
+            "http://127.0.0.1:8100/v1/sagas/a%2F..%2Fb%3Fc"
+        );
+    }
+}

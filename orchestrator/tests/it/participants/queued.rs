@@ -52,6 +52,13 @@ impl Queue {
             .queueing_coordinator(self.bus.clone(), self.replies.clone())
     }
 
+    /// Orders `o0` and so on.
+    async fn start_many(&self, coordinator: &Coordinator, orders: usize) {
+        let ids: Vec<String> = (0..orders).map(|n| format!("o{n}")).collect();
+        let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+        self.world.start(coordinator, &ids).await;
+    }
+
     /// Every command but the first so many, in the order in which they were produced.
     fn commands_from(&self, first: usize) -> Vec<Command> {
         let published = self.bus.published().into_iter();
@@ -354,9 +361,7 @@ async fn a_coordinator_killed_between_settlement_and_commit_leaves_a_reply_that_
 async fn burst(orders: usize, turn: Duration, per_turn: usize) -> Duration {
     let queue = Queue::new().await;
     let coordinator = queue.coordinator();
-    let ids: Vec<String> = (0..orders).map(|n| format!("o{n}")).collect();
-    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
-    queue.world.start(&coordinator, &ids).await;
+    queue.start_many(&coordinator, orders).await;
 
     let began_at = tokio::time::Instant::now();
     let mut answered = 0;
@@ -398,9 +403,7 @@ async fn no_attempt_counts_whose_command_was_not_produced() {
     const ORDERS: usize = 300;
     let queue = Queue::new().await;
     let coordinator = queue.coordinator();
-    let orders: Vec<String> = (0..ORDERS).map(|n| format!("o{n}")).collect();
-    let orders: Vec<&str> = orders.iter().map(String::as_str).collect();
-    queue.world.start(&coordinator, &orders).await;
+    queue.start_many(&coordinator, ORDERS).await;
 
     // None to three of its attempts are lost: more retries, of several sizes, than the budget lets go at once.
     let lost = |order_id: &str| order_id[1..].parse::<u32>().unwrap() % 4;
@@ -504,15 +507,13 @@ async fn a_coordinator_that_hears_no_replies_leaves_nobody_alone() {
     let deaf = queue
         .world
         .queueing_coordinator(queue.bus.clone(), Arc::new(Deaf));
-    let orders: Vec<String> = (0..20).map(|n| format!("o{n}")).collect();
-    let orders: Vec<&str> = orders.iter().map(String::as_str).collect();
-    queue.world.start(&deaf, &orders).await;
+    queue.start_many(&deaf, 20).await;
 
     tokio::time::sleep(Duration::from_secs(4)).await;
 
     let commands = queue.commands("cancel_order").into_iter();
     let second = commands.filter(|command| command.attempt == 2);
-    assert_eq!(second.count(), orders.len(), "as if somebody were there");
+    assert_eq!(second.count(), 20, "as if somebody were there");
 }
 
 /// What a server of commands did, in order.
